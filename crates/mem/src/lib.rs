@@ -1,0 +1,74 @@
+//! Shared memory between processes that do not trust each other, and the queues laid out in it.
+//!
+//! The way in is [`SlotWriter`] and [`SlotReader`]: the two ends of a ring of 256-byte slots. The
+//! writer's slots live in memory that only it can write ([`OwnMemory`]); the reader maps them
+//! read-only ([`PeerMemory`]) and publishes its progress in memory of its own. `docs/protocol/shared-memory.md`
+//! describes every byte.
+//!
+//! Two rules hold everywhere in this crate, and they are why its unsafe code is sound:
+//!
+//! 1. No `&` or `&mut` is ever formed over memory that a peer can change. Words are read and
+//!    written by atomic operations, bytes are copied in or out.
+//! 2. Whatever is read from a peer's memory is copied once and then checked. A value that cannot
+//!    be true is a [`Lie`], which ends the connection and nothing else.
+//!
+//! All unsafe code of shared memory is here; the crates above forbid it.
+
+mod area;
+mod bell;
+mod layout;
+mod loans;
+mod memory;
+mod ring;
+mod sync;
+
+#[cfg(not(loom))]
+mod clock;
+#[cfg(not(loom))]
+mod courier;
+#[cfg(not(loom))]
+mod extents;
+#[cfg(not(loom))]
+mod fork;
+#[cfg(not(loom))]
+mod peer_bytes;
+#[cfg(not(loom))]
+mod pool;
+#[cfg(not(loom))]
+mod region;
+#[cfg(not(loom))]
+mod sys;
+#[cfg(not(loom))]
+mod watcher;
+#[cfg(not(loom))]
+mod words;
+
+pub use area::{Extent, PayloadArea};
+pub use bell::{Attention, BELLS_MAX, Bell, BellIndex, BellRope};
+pub use layout::{
+    Block, BlockShape, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LAYOUT_VERSION, REGION_HEADER_BYTES, SLOT_BYTES,
+};
+pub use loans::{LoanBook, ReleaseLog};
+pub use memory::{OwnMemory, PeerMemory, SharedMemory};
+pub use ring::{Flags, Kind, Lie, SlotHead, SlotReader, SlotWatch, SlotWriter};
+
+#[cfg(not(loom))]
+pub use {
+    bell::BellPage,
+    clock::{Ticks, ticks, ticks_per_second},
+    courier::{Courier, CourierError, CourierListener, Credentials},
+    extents::Extents,
+    fork::in_forked_child,
+    peer_bytes::PeerBytes,
+    pool::{Pool, PoolError},
+    region::{
+        Buffer, Exported, Frozen, OwnRegion, PeerRegion, Region, RegionError, RegionKind, RemoteRegion, SharedBuffer,
+        Tag,
+    },
+    sys::{
+        KernelTooOld, Sleep, SleepOutcome, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
+        kernel_check, pause, prefetch_peer,
+    },
+    watcher::{Watch, Watcher},
+    words::Words,
+};

@@ -1,0 +1,324 @@
+//! Mapped memory, as words that are read and written atomically and bytes that are copied.
+//!
+//! Three views of the same thing differ in what they allow: [`OwnMemory`] (this process writes, the
+//! peer reads), [`PeerMemory`] (the other way round) and [`SharedMemory`] (both write: doorbell
+//! pages and exported regions only).
+
+use crate::sync::Ordering;
+use std::fmt;
+
+#[cfg(not(loom))]
+pub(crate) use mapped::View;
+#[cfg(loom)]
+pub(crate) use modelled::View;
+
+/// Memory that this process writes and its peer can only read.
+#[derive(Clone)]
+pub struct OwnMemory(pub(crate) View);
+
+/// Memory that a peer writes and this process can only read. The peer may change it at any time.
+#[derive(Clone)]
+pub struct PeerMemory(pub(crate) View);
+
+/// Memory that this process and its peers both write.
+#[derive(Clone)]
+pub struct SharedMemory(pub(crate) View);
+
+macro_rules! reads {
+    ($name:ident) => {
+        impl $name {
+            /// Bytes mapped.
+            #[inline]
+            pub fn len(&self) -> usize {
+                self.0.len()
+            }
+
+            /// True for a mapping of no bytes, which is never made.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            /// Reads the word at byte `at` with acquire order. Panics outside the mapping.
+            #[inline]
+            pub fn load32(&self, at: usize) -> u32 {
+                self.0.load32(at, Ordering::Acquire)
+            }
+
+            /// Reads the double word at byte `at` with acquire order. Panics outside the mapping.
+            #[inline]
+            pub fn load64(&self, at: usize) -> u64 {
+                self.0.load64(at, Ordering::Acquire)
+            }
+
+            /// Copies bytes out. Panics outside the mapping.
+            #[inline]
+            pub fn copy_out(&self, at: usize, into: &mut [u8]) {
+                self.0.copy_out(at, into);
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({} bytes)"), self.len())
+            }
+        }
+    };
+}
+
+macro_rules! writes {
+    ($name:ident) => {
+        impl $name {
+            /// Writes the word at byte `at` with release order. Panics outside the mapping.
+            #[inline]
+            pub fn store32(&self, at: usize, value: u32) {
+                self.0.store32(at, value, Ordering::Release);
+            }
+
+            /// Writes the double word at byte `at` with release order. Panics outside the mapping.
+            #[inline]
+            pub fn store64(&self, at: usize, value: u64) {
+                self.0.store64(at, value, Ordering::Release);
+            }
+
+            /// Copies bytes in. Panics outside the mapping.
+            #[inline]
+            pub fn copy_in(&self, at: usize, from: &[u8]) {
+                self.0.copy_in(at, from);
+            }
+        }
+    };
+}
+
+reads!(OwnMemory);
+reads!(PeerMemory);
+reads!(SharedMemory);
+writes!(OwnMemory);
+writes!(SharedMemory);
+
+#[cfg(not(loom))]
+mod mapped {
+    use crate::sync::{AtomicU32, AtomicU64, Ordering};
+    use crate::sys::Mapping;
+    use std::sync::Arc;
+
+    /// A mapping and a cached base, so that an access is one add and one compare.
+    #[derive(Clone)]
+    pub(crate) struct View {
+        base: *mut u8,
+        len: usize,
+        _keep: Arc<Mapping>,
+    }
+
+    // SAFETY: a View only hands out atomic operations and byte copies on memory that stays mapped
+    // while `_keep` lives; nothing in it belongs to one thread.
+    unsafe impl Send for View {}
+    // SAFETY: as above.
+    unsafe impl Sync for View {}
+
+    #[cold]
+    #[inline(never)]
+    fn outside(at: usize, bytes: usize, len: usize) -> ! {
+        panic!("offset {at} + {bytes} is outside the mapping of {len} bytes");
+    }
+
+    impl View {
+        pub(crate) fn new(mapping: Arc<Mapping>) -> View {
+            View { base: mapping.base(), len: mapping.len(), _keep: mapping }
+        }
+
+        #[inline(always)]
+        pub(crate) fn len(&self) -> usize {
+            self.len
+        }
+
+        #[inline(always)]
+        pub(crate) fn pointer(&self, at: usize, bytes: usize) -> *mut u8 {
+            if at > self.len || bytes > self.len - at {
+                outside(at, bytes, self.len);
+            }
+            // SAFETY: `at + bytes` was checked to lie inside the mapping.
+            unsafe { self.base.add(at) }
+        }
+
+        #[inline(always)]
+        fn word32(&self, at: usize) -> &AtomicU32 {
+            assert!(at.is_multiple_of(4), "offset {at} is not a multiple of 4");
+            // SAFETY: inside the mapping, aligned (mappings begin on a page), and atomics are the
+            // only way this crate touches it as a word; a peer's writes are atomic for the machine.
+            unsafe { AtomicU32::from_ptr(self.pointer(at, 4).cast()) }
+        }
+
+        #[inline(always)]
+        fn word64(&self, at: usize) -> &AtomicU64 {
+            assert!(at.is_multiple_of(8), "offset {at} is not a multiple of 8");
+            // SAFETY: as in `word32`.
+            unsafe { AtomicU64::from_ptr(self.pointer(at, 8).cast()) }
+        }
+
+        #[inline(always)]
+        pub(crate) fn load32(&self, at: usize, order: Ordering) -> u32 {
+            self.word32(at).load(order)
+        }
+
+        #[inline(always)]
+        pub(crate) fn store32(&self, at: usize, value: u32, order: Ordering) {
+            self.word32(at).store(value, order);
+        }
+
+        #[inline(always)]
+        pub(crate) fn load64(&self, at: usize, order: Ordering) -> u64 {
+            self.word64(at).load(order)
+        }
+
+        #[inline(always)]
+        pub(crate) fn store64(&self, at: usize, value: u64, order: Ordering) {
+            self.word64(at).store(value, order);
+        }
+
+        pub(crate) fn add32(&self, at: usize, value: u32) -> u32 {
+            self.word32(at).fetch_add(value, Ordering::SeqCst)
+        }
+
+        pub(crate) fn or64(&self, at: usize, bits: u64) -> u64 {
+            self.word64(at).fetch_or(bits, Ordering::SeqCst)
+        }
+
+        pub(crate) fn swap64(&self, at: usize, value: u64) -> u64 {
+            self.word64(at).swap(value, Ordering::SeqCst)
+        }
+
+        #[inline(always)]
+        pub(crate) fn copy_in(&self, at: usize, from: &[u8]) {
+            let to = self.pointer(at, from.len());
+            // SAFETY: both ranges are valid for their length; `from` is an ordinary slice, which
+            // never overlaps a mapping reached through a View (buffers lent as slices are views
+            // of ranges that this crate hands out once, and callers never copy one onto itself).
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+        }
+
+        #[inline(always)]
+        pub(crate) fn copy_out(&self, at: usize, into: &mut [u8]) {
+            let from = self.pointer(at, into.len());
+            // SAFETY: both ranges are valid for their length. The peer may write the source while
+            // it is copied: the copy then holds any mixture of old and new bytes, which is why
+            // everything copied out is checked afterwards or is the caller's opaque data.
+            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+        }
+
+        #[inline(always)]
+        pub(crate) fn futex(&self, at: usize) -> *const u32 {
+            self.pointer(at, 4).cast()
+        }
+
+        pub(crate) fn wake(&self, at: usize) {
+            crate::sys::futex_wake(self.futex(at));
+        }
+    }
+}
+
+#[cfg(loom)]
+mod modelled {
+    //! Memory for the model checker: loom atomics, made when first touched.
+
+    use crate::sync::{AtomicU32, AtomicU64, Ordering};
+    use std::collections::HashMap;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Default)]
+    struct Words {
+        narrow: HashMap<usize, Arc<AtomicU32>>,
+        wide: HashMap<usize, Arc<AtomicU64>>,
+    }
+
+    #[derive(Clone)]
+    pub(crate) struct View {
+        words: Arc<Mutex<Words>>,
+        sleep: Arc<(loom::sync::Mutex<()>, loom::sync::Condvar)>,
+        len: usize,
+    }
+
+    impl View {
+        pub(crate) fn new(len: usize) -> View {
+            View {
+                words: Arc::default(),
+                sleep: Arc::new((loom::sync::Mutex::new(()), loom::sync::Condvar::new())),
+                len,
+            }
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.len
+        }
+
+        fn narrow(&self, at: usize) -> Arc<AtomicU32> {
+            assert!(at + 4 <= self.len && at.is_multiple_of(4));
+            let mut words = self.words.lock().unwrap();
+            words.narrow.entry(at).or_insert_with(|| Arc::new(AtomicU32::new(0))).clone()
+        }
+
+        fn wide(&self, at: usize) -> Arc<AtomicU64> {
+            assert!(at + 8 <= self.len && at.is_multiple_of(8));
+            let mut words = self.words.lock().unwrap();
+            words.wide.entry(at).or_insert_with(|| Arc::new(AtomicU64::new(0))).clone()
+        }
+
+        pub(crate) fn load32(&self, at: usize, order: Ordering) -> u32 {
+            self.narrow(at).load(order)
+        }
+
+        pub(crate) fn store32(&self, at: usize, value: u32, order: Ordering) {
+            self.narrow(at).store(value, order);
+        }
+
+        pub(crate) fn load64(&self, at: usize, order: Ordering) -> u64 {
+            self.wide(at).load(order)
+        }
+
+        pub(crate) fn store64(&self, at: usize, value: u64, order: Ordering) {
+            self.wide(at).store(value, order);
+        }
+
+        pub(crate) fn add32(&self, at: usize, value: u32) -> u32 {
+            self.narrow(at).fetch_add(value, Ordering::SeqCst)
+        }
+
+        pub(crate) fn or64(&self, at: usize, bits: u64) -> u64 {
+            self.wide(at).fetch_or(bits, Ordering::SeqCst)
+        }
+
+        pub(crate) fn swap64(&self, at: usize, value: u64) -> u64 {
+            self.wide(at).swap(value, Ordering::SeqCst)
+        }
+
+        pub(crate) fn copy_in(&self, at: usize, from: &[u8]) {
+            for (index, chunk) in from.chunks(4).enumerate() {
+                let mut word = [0; 4];
+                word[..chunk.len()].copy_from_slice(chunk);
+                self.store32(at + index * 4, u32::from_le_bytes(word), Ordering::Relaxed);
+            }
+        }
+
+        pub(crate) fn copy_out(&self, at: usize, into: &mut [u8]) {
+            for (index, chunk) in into.chunks_mut(4).enumerate() {
+                let word = self.load32(at + index * 4, Ordering::Relaxed).to_le_bytes();
+                chunk.copy_from_slice(&word[..chunk.len()]);
+            }
+        }
+
+        /// The kernel's futex: compares under a lock and sleeps; a wake-up that comes between is
+        /// not lost, one that never comes is a deadlock that loom reports.
+        pub(crate) fn sleep_while(&self, at: usize, value: u32) {
+            let mut guard = self.sleep.0.lock().unwrap();
+            if self.load32(at, Ordering::SeqCst) == value {
+                guard = self.sleep.1.wait(guard).unwrap();
+            }
+            drop(guard);
+        }
+
+        pub(crate) fn wake(&self, _at: usize) {
+            let guard = self.sleep.0.lock().unwrap();
+            self.sleep.1.notify_all();
+            drop(guard);
+        }
+    }
+}

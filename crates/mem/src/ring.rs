@@ -1,0 +1,521 @@
+//! The ring of slots: one writer, one reader, each writing only its own memory.
+//!
+//! A message goes through it in these steps; `docs/protocol/shared-memory.md` tells them at length.
+//!
+//! 1. The writer has credit while `head - consumed < depth`, counted with its cached copy of the
+//!    reader's `consumed`; it reads the reader's memory again only when that copy is used up.
+//! 2. It fills the slot's content and the head behind the sequence word,
+//! 3. then stores the sequence (release): the slot is published.
+//! 4. The reader polls the sequence word of the slot at its tail (acquire). A value other than
+//!    `tail + 1` means "not yet", whatever it is: a peer that lies there only keeps itself waiting.
+//! 5. It copies the head once, checks it, copies the content out, and advances its tail.
+//! 6. It publishes `consumed` when a quarter of the ring has gathered, before it sleeps, and at
+//!    once where the slot asked for it.
+
+use crate::bell::Attention;
+use crate::layout::{
+    Block, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, IMMEDIATE_AT, LENGTH_AT, META_AT, SLOT_BYTES,
+};
+use crate::memory::{OwnMemory, PeerMemory};
+use crate::sync::{Ordering, writer_fence};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Something in a peer's memory that cannot be true. It ends the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lie {
+    /// The reader claims to have consumed slots that were never written, or goes backwards.
+    #[error("the peer says it consumed {claimed} slots; between {least} and {most} are possible")]
+    Consumed {
+        /// What it claims.
+        claimed: u64,
+        /// The least that can be true.
+        least: u64,
+        /// The most that can be true.
+        most: u64,
+    },
+    /// A slot of a kind that this version does not know.
+    #[error("slot {index} has the unknown kind {kind}")]
+    UnknownKind {
+        /// The slot's index.
+        index: u64,
+        /// The kind read.
+        kind: u8,
+    },
+    /// The parts of a slot do not fit into it, or do not go together.
+    #[error(
+        "slot {index} claims {control} control bytes, {spans} spans and {length} payload bytes, which no slot can hold"
+    )]
+    SlotOverfull {
+        /// The slot's index.
+        index: u64,
+        /// Control bytes claimed.
+        control: u8,
+        /// Spans claimed.
+        spans: u8,
+        /// Payload bytes claimed.
+        length: u32,
+    },
+    /// A slot that continues a message although none was begun, or begins one inside another.
+    #[error("slot {index} does not follow the slot before it: {what}")]
+    OutOfPlace {
+        /// The slot's index.
+        index: u64,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The parts of a message add up to more than its beginning announced.
+    #[error("a message announced with {total} bytes has parts that reach {reached}")]
+    MessageOverrun {
+        /// Bytes announced.
+        total: u64,
+        /// Bytes that the parts reach.
+        reached: u64,
+    },
+    /// A message announced as longer than this side's limit.
+    #[error("a message of {total} bytes is announced; the limit is {limit}")]
+    MessageTooLong {
+        /// Bytes announced.
+        total: u64,
+        /// The limit in force.
+        limit: u64,
+    },
+    /// A payload span that lies outside the peer's region.
+    #[error("a payload of {length} bytes at offset {offset} is outside region {region} of {bytes} bytes")]
+    SpanOutside {
+        /// Which region.
+        region: u32,
+        /// Offset claimed.
+        offset: u64,
+        /// Length claimed.
+        length: u32,
+        /// Bytes of the region.
+        bytes: u64,
+    },
+    /// A payload in a region that was never handed over.
+    #[error("a payload is said to be in region {region}, which was never handed over")]
+    UnknownRegion {
+        /// The region named.
+        region: u32,
+    },
+    /// The reader gives back a payload that it does not hold.
+    #[error("the peer gives back slot {index}, which it does not hold")]
+    ReleasedUnheld {
+        /// Low bits of the slot index it names.
+        index: u32,
+    },
+    /// The reader holds more payloads than the connection allows.
+    #[error("the peer holds more than the {limit} payloads that this connection allows")]
+    HoldsTooMany {
+        /// The limit in force.
+        limit: u32,
+    },
+}
+
+/// What a slot carries its payload in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// In the slot itself.
+    Inline,
+    /// In spans of the writer's regions, named in the slot.
+    Spans,
+    /// Nothing: a remote write has been done, and this tells of it.
+    Written,
+}
+
+/// Bits of a slot's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Flags(u8);
+
+impl Flags {
+    /// The first slot of a message.
+    pub const FIRST: Flags = Flags(1);
+    /// The last slot of a message.
+    pub const LAST: Flags = Flags(2);
+    /// A whole message in one slot.
+    pub const WHOLE: Flags = Flags(3);
+    /// A payload token follows the head: the payload goes where the token says.
+    pub const TOKEN: Flags = Flags(4);
+    /// The reader is asked to publish its progress as soon as it has consumed this slot.
+    pub const ACKNOWLEDGE: Flags = Flags(8);
+
+    const KNOWN: u8 = 15;
+
+    /// These bits and those of `other`.
+    #[must_use]
+    pub const fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+
+    /// True where all bits of `other` are set.
+    #[inline]
+    pub const fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// A slot's head, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotHead {
+    /// What the payload is in.
+    pub kind: Kind,
+    /// Place in the message, and wishes.
+    pub flags: Flags,
+    /// Control bytes, up to 128.
+    pub control: u8,
+    /// Number of 16-byte spans.
+    pub spans: u8,
+    /// Payload bytes that this slot carries.
+    pub length: u32,
+    /// The immediate data.
+    pub immediate: u32,
+}
+
+/// Bytes of a span in a slot: region `u32`, length `u32`, offset `u64`.
+pub(crate) const SPAN_BYTES: usize = 16;
+
+impl SlotHead {
+    /// Bytes before the control bytes: the token, the total length, the spans.
+    #[inline]
+    pub fn prefix_bytes(&self) -> usize {
+        let token = if self.flags.has(Flags::TOKEN) { 8 } else { 0 };
+        let total = if self.flags.has(Flags::FIRST) && !self.flags.has(Flags::LAST) { 8 } else { 0 };
+        token + total + usize::from(self.spans) * SPAN_BYTES
+    }
+
+    #[inline]
+    fn meta(&self) -> u32 {
+        let kind = match self.kind {
+            Kind::Inline => 1,
+            Kind::Spans => 2,
+            Kind::Written => 3,
+        };
+        u32::from_le_bytes([kind, self.flags.0, self.control, self.spans])
+    }
+
+    #[inline]
+    fn parse(index: u64, meta: u32, length: u32, immediate: u32) -> Result<SlotHead, Lie> {
+        let [kind, flags, control, spans] = meta.to_le_bytes();
+        let kind = match kind {
+            1 => Kind::Inline,
+            2 => Kind::Spans,
+            3 => Kind::Written,
+            _ => return Err(Lie::UnknownKind { index, kind }),
+        };
+        let head = SlotHead { kind, flags: Flags(flags), control, spans, length, immediate };
+        let inline = if kind == Kind::Inline { length as usize } else { 0 };
+        let fits = head.prefix_bytes() + usize::from(control) + inline <= CONTENT_BYTES && inline <= CONTENT_BYTES;
+        let goes_together = usize::from(control) <= CONTROL_BYTES_MAX
+            && flags & !Flags::KNOWN == 0
+            && (kind == Kind::Spans) == (spans > 0)
+            && (kind != Kind::Written || length == 0)
+            && (head.flags.has(Flags::FIRST) || control == 0 && !head.flags.has(Flags::TOKEN));
+        if fits && goes_together { Ok(head) } else { Err(Lie::SlotOverfull { index, control, spans, length }) }
+    }
+}
+
+#[inline]
+fn sequence(index: u64) -> u32 {
+    (index as u32).wrapping_add(1)
+}
+
+/// A mark for table entries that differs from lap to lap and from fresh memory.
+#[inline]
+pub(crate) fn lap_mark(index: u64, entries: u32) -> u32 {
+    0x8000_0000 | (index / u64::from(entries)) as u32
+}
+
+/// The writing end of a ring.
+#[derive(Debug)]
+pub struct SlotWriter {
+    own: OwnMemory,
+    peer: PeerMemory,
+    slots_at: usize,
+    mask: u64,
+    peer_block: Block,
+    peer_consumed_at: usize,
+    peer_attention_at: usize,
+    head: u64,
+    consumed: u64,
+    full_fence: bool,
+}
+
+impl SlotWriter {
+    /// The writer of the ring in `block` of `own`, read by the peer that answers in `peer_block`
+    /// of `peer`. `start` is the index of the first slot, agreed by both; `fresh` says that the
+    /// block was never used, so that its zeros need not be written again. `full_fence` is for a
+    /// peer whose sleepers cannot make up for ours (no `membarrier`).
+    pub fn new(
+        own: OwnMemory,
+        block: Block,
+        peer: PeerMemory,
+        peer_block: Block,
+        start: u64,
+        fresh: bool,
+        full_fence: bool,
+    ) -> SlotWriter {
+        let depth = u64::from(block.shape().depth());
+        if !fresh || start != 0 {
+            for index in start..start + depth {
+                // What the lap before would have left: never what a reader waits for.
+                let at = block.slots() + (index & (depth - 1)) as usize * SLOT_BYTES;
+                own.store32(at, sequence(index).wrapping_sub(depth as u32));
+            }
+        }
+        SlotWriter {
+            slots_at: block.slots(),
+            mask: depth - 1,
+            peer_block,
+            peer_consumed_at: peer_block.consumed(),
+            peer_attention_at: peer_block.attention(),
+            head: start,
+            consumed: start,
+            own,
+            peer,
+            full_fence,
+        }
+    }
+
+    /// Index of the next slot to be written.
+    #[inline]
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// What the reader was last seen to have consumed.
+    #[inline]
+    pub fn consumed(&self) -> u64 {
+        self.consumed
+    }
+
+    /// Slots that can be written now, as far as this side knows without looking.
+    #[inline]
+    pub fn credit(&self) -> u64 {
+        self.mask + 1 - (self.head - self.consumed)
+    }
+
+    /// Looks at the reader's progress; true if it moved.
+    #[inline]
+    pub fn refresh(&mut self) -> Result<bool, Lie> {
+        // Acquire: pairs with the release in `SlotReader::publish`.
+        let claimed = self.peer.load64(self.peer_consumed_at);
+        if claimed == self.consumed {
+            return Ok(false);
+        }
+        if claimed < self.consumed || claimed > self.head {
+            return Err(Lie::Consumed { claimed, least: self.consumed, most: self.head });
+        }
+        self.consumed = claimed;
+        Ok(true)
+    }
+
+    /// Asks the cache for the reader's progress, so that a later look does not wait for it.
+    #[cfg(not(loom))]
+    pub fn prefetch_progress(&self) {
+        crate::sys::prefetch_peer(&self.peer, self.peer_consumed_at);
+    }
+
+    /// True if the reader holds the payload of slot `index`, which it has consumed.
+    #[inline]
+    pub fn holds(&self, index: u64) -> bool {
+        self.peer.load32(self.peer_block.held(index)) == lap_mark(index, self.peer_block.shape().depth())
+    }
+
+    /// Writes the next slot and publishes it. `prefix`, `control` and `inline` are put one after
+    /// the other; their lengths must be what `head` says. Panics without credit.
+    #[inline]
+    pub fn publish(&mut self, head: SlotHead, prefix: &[u8], control: &[u8], inline: &[u8]) -> u64 {
+        debug_assert_eq!(prefix.len(), head.prefix_bytes());
+        debug_assert_eq!(control.len(), usize::from(head.control));
+        assert!(self.credit() > 0, "a slot was written without credit");
+        assert!(prefix.len() + control.len() + inline.len() <= CONTENT_BYTES, "a slot's content is at most 240 bytes");
+        let index = self.head;
+        let at = self.slots_at + (index & self.mask) as usize * SLOT_BYTES;
+        let mut content = at + HEAD_BYTES;
+        if !prefix.is_empty() {
+            self.own.copy_in(content, prefix);
+            content += prefix.len();
+        }
+        if !control.is_empty() {
+            self.own.copy_in(content, control);
+            content += control.len();
+        }
+        if !inline.is_empty() {
+            self.own.copy_in(content, inline);
+        }
+        self.own.0.store32(at + META_AT, head.meta(), Ordering::Relaxed);
+        self.own.0.store32(at + LENGTH_AT, head.length, Ordering::Relaxed);
+        self.own.0.store32(at + IMMEDIATE_AT, head.immediate, Ordering::Relaxed);
+        // Release: pairs with the acquire in `SlotReader::ready`.
+        self.own.store32(at, sequence(index));
+        self.head = index + 1;
+        index
+    }
+
+    /// After publishing: does the reader want its bell rung for this?
+    #[inline]
+    pub fn bell_wanted(&self) -> bool {
+        writer_fence(self.full_fence);
+        Attention::from_word(self.peer.load32(self.peer_attention_at)).slots
+    }
+}
+
+/// The reading end of a ring.
+#[derive(Debug)]
+pub struct SlotReader {
+    watch: SlotWatch,
+    own: OwnMemory,
+    block: Block,
+    peer_attention_at: usize,
+    tail: u64,
+    published: u64,
+    threshold: u64,
+    acknowledge: bool,
+    full_fence: bool,
+}
+
+/// A look at a reader's next slot from outside, as a completion queue needs it.
+#[derive(Clone, Debug)]
+pub struct SlotWatch {
+    peer: PeerMemory,
+    slots_at: usize,
+    mask: u64,
+    tail: Arc<AtomicU64>,
+}
+
+impl SlotWatch {
+    /// True if the reader has a slot to read.
+    #[inline]
+    pub fn ready(&self) -> bool {
+        let tail = self.tail.load(Relaxed);
+        let at = self.slots_at + (tail & self.mask) as usize * SLOT_BYTES;
+        self.peer.load32(at) == sequence(tail)
+    }
+}
+
+impl SlotReader {
+    /// The reader of the ring in `peer_block` of `peer`, which answers in `block` of `own`.
+    pub fn new(
+        own: OwnMemory,
+        block: Block,
+        peer: PeerMemory,
+        peer_block: Block,
+        start: u64,
+        fresh: bool,
+        full_fence: bool,
+    ) -> SlotReader {
+        let shape = block.shape();
+        if !fresh {
+            for index in 0..u64::from(shape.depth()) {
+                own.store32(block.held(index), 0);
+            }
+        }
+        own.store64(block.consumed(), start);
+        let depth = u64::from(shape.depth());
+        SlotReader {
+            watch: SlotWatch {
+                peer,
+                slots_at: peer_block.slots(),
+                mask: depth - 1,
+                tail: Arc::new(AtomicU64::new(start)),
+            },
+            own,
+            block,
+            peer_attention_at: peer_block.attention(),
+            tail: start,
+            published: start,
+            threshold: (depth / 4).max(1),
+            acknowledge: false,
+            full_fence,
+        }
+    }
+
+    /// A view of the next slot for whoever waits on many readers.
+    pub fn watch(&self) -> SlotWatch {
+        self.watch.clone()
+    }
+
+    /// Index of the next slot to be read.
+    #[inline]
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    #[inline]
+    fn slot_at(&self) -> usize {
+        self.watch.slots_at + (self.tail & self.watch.mask) as usize * SLOT_BYTES
+    }
+
+    /// True if the next slot has been published.
+    #[inline]
+    pub fn ready(&self) -> bool {
+        // Acquire: pairs with the release at the end of `SlotWriter::publish`.
+        self.watch.peer.load32(self.slot_at()) == sequence(self.tail)
+    }
+
+    /// The head of the next slot, copied once and checked; `None` if there is none yet.
+    #[inline]
+    pub fn head(&self) -> Result<Option<SlotHead>, Lie> {
+        if !self.ready() {
+            return Ok(None);
+        }
+        let at = self.slot_at();
+        let peer = &self.watch.peer.0;
+        let meta = peer.load32(at + META_AT, Ordering::Relaxed);
+        let length = peer.load32(at + LENGTH_AT, Ordering::Relaxed);
+        let immediate = peer.load32(at + IMMEDIATE_AT, Ordering::Relaxed);
+        SlotHead::parse(self.tail, meta, length, immediate).map(Some)
+    }
+
+    /// Copies part of the next slot's content. Panics past its 240 bytes.
+    #[inline]
+    pub fn content(&self, from: usize, into: &mut [u8]) {
+        assert!(from + into.len() <= CONTENT_BYTES, "a slot's content is 240 bytes");
+        self.watch.peer.copy_out(self.slot_at() + HEAD_BYTES + from, into);
+    }
+
+    /// Done with the next slot. `acknowledge` is its flag; with `hold`, its payload stays in use
+    /// until a [`crate::ReleaseLog`] gives it back.
+    #[inline]
+    pub fn consume(&mut self, acknowledge: bool, hold: bool) {
+        if hold {
+            // Visible before `consumed` passes this slot, by the release there.
+            self.own.store32(self.block.held(self.tail), lap_mark(self.tail, self.block.shape().depth()));
+        }
+        self.tail += 1;
+        self.watch.tail.store(self.tail, Relaxed);
+        self.acknowledge |= acknowledge;
+    }
+
+    /// True if progress should be published now, by the delayed-acknowledgement rule.
+    #[inline]
+    pub fn publish_due(&self) -> bool {
+        self.acknowledge || self.tail - self.published >= self.threshold
+    }
+
+    /// True if there is progress that the writer cannot see yet.
+    pub fn unpublished(&self) -> bool {
+        self.tail != self.published
+    }
+
+    /// Publishes the progress; true if the writer wants its bell rung for it.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.acknowledge = false;
+        self.published = self.tail;
+        // Release: pairs with the acquire in `SlotWriter::refresh`; covers `held` and, since the
+        // content was copied before, the slots themselves.
+        self.own.store64(self.block.consumed(), self.tail);
+        self.bell_wanted()
+    }
+
+    /// Does the writer want its bell rung for progress and releases?
+    #[inline]
+    pub fn bell_wanted(&self) -> bool {
+        writer_fence(self.full_fence);
+        Attention::from_word(self.watch.peer.load32(self.peer_attention_at)).credit
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
