@@ -106,10 +106,11 @@ impl PayloadArea {
             let position = self.grounds.iter().position(|ground| ground.offset == entry.ground);
             let position = position.expect("a live extent has its ground");
             self.grounds[position].live -= 1;
-            if self.grounds[position].live == 0 && position + 1 < self.grounds.len() {
-                let ground = self.grounds.remove(position);
-                returned(ground.offset, ground.len);
-            }
+        }
+        // Also a stretch that was empty already when the area moved on.
+        while let Some(position) = self.idle_before_last() {
+            let ground = self.grounds.remove(position);
+            returned(ground.offset, ground.len);
         }
     }
 
@@ -125,6 +126,11 @@ impl PayloadArea {
     /// True if nothing is in use.
     pub fn is_idle(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    fn idle_before_last(&self) -> Option<usize> {
+        let before_last = self.grounds.len().saturating_sub(1);
+        self.grounds[..before_last].iter().position(|ground| ground.live == 0)
     }
 
     fn oldest(&self, ground: usize) -> Option<usize> {

@@ -26,13 +26,14 @@
 
 use crate::layout::Block;
 use crate::memory::{OwnMemory, SharedMemory};
-use crate::sync::{Ordering, sleeper_fence};
+use crate::sync::{Ordering, fence, sleeper_fence};
 #[cfg(not(loom))]
 use std::os::fd::OwnedFd;
 
 /// Most virtual interfaces on one page.
 pub const BELLS_MAX: u32 = 4096;
 
+#[cfg_attr(loom, allow(dead_code))]
 pub(crate) const BELL_PAGE_BYTES: usize = 4096;
 const BELL_AT: usize = 0x00;
 const SLEEPERS_AT: usize = 0x04;
@@ -125,7 +126,7 @@ impl Bell {
         Ok((Bell { page: SharedMemory(crate::memory::View::new(std::sync::Arc::new(mapping))) }, fd))
     }
 
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     pub(crate) fn on(page: SharedMemory) -> Bell {
         Bell { page }
     }
@@ -151,7 +152,7 @@ impl Bell {
         self.page.0.load32(BELL_AT, Ordering::SeqCst)
     }
 
-    /// Asks ringers to use the wire too, or no longer.
+    /// Asks ringers to use the wire too, or no longer. Call before [`Bell::settle`] too.
     pub fn arm(&self, armed: bool) {
         self.page.0.store32(ARMED_AT, u32::from(armed), Ordering::SeqCst);
     }
@@ -201,7 +202,7 @@ pub struct BellRope {
 }
 
 impl BellRope {
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     pub(crate) fn new(page: SharedMemory, index: BellIndex) -> BellRope {
         BellRope { page, index }
     }
@@ -213,6 +214,8 @@ impl BellRope {
         self.page.0.or64(LEAVES_AT + leaf as usize * 8, 1 << bit);
         self.page.0.or64(SUMMARY_AT, 1 << leaf);
         self.page.0.add32(BELL_AT, 1);
+        // Pairs with the fence in `settle`, which comes between `enter` and `count`.
+        fence(Ordering::SeqCst);
         if self.page.0.load32(SLEEPERS_AT, Ordering::SeqCst) != 0 {
             self.page.0.wake(BELL_AT);
         }

@@ -8,8 +8,8 @@
 //! block    0x000  consumed: u64                     line 0: progress in the peer's ring
 //!          0x040  attention: u32, state: u32        line 1: rarely written, read at every send
 //!          0x080  reserved
-//!          0x100  held:    depth × u32              which consumed slots are still held
-//!          ...    release: loans × u64              a log of those given back
+//!          0x100  held:    depth × u64              index + 1 of a consumed slot that is held
+//!          ...    release: log × u64                a log of those given back, see `log_entries`
 //!          ...    slots:   depth × 256              on a multiple of 256
 //!
 //! slot     0x00   sequence: u32                     written last; index + 1 of the message's slot
@@ -35,8 +35,11 @@ pub const CONTROL_BYTES_MAX: usize = 128;
 /// Bytes at the start of a region that no block may use.
 pub const REGION_HEADER_BYTES: usize = 0x400;
 
+#[cfg_attr(loom, allow(dead_code))]
 pub(crate) const REGION_MAGIC: u64 = u64::from_le_bytes(*b"highwire");
+#[cfg_attr(loom, allow(dead_code))]
 pub(crate) const REGION_VERSION_AT: usize = 0x08;
+#[cfg_attr(loom, allow(dead_code))]
 pub(crate) const REGION_LENGTH_AT: usize = 0x10;
 pub(crate) const REGION_CPU_AT: usize = 0x40;
 
@@ -82,12 +85,18 @@ impl BlockShape {
         self.slots_at() + self.depth as usize * SLOT_BYTES
     }
 
+    /// Entries of the release log. The writer may not have read yet what was given back of the
+    /// `loans` in its book, nor of the up to `depth` slots that it has not seen consumed.
+    pub(crate) fn log_entries(self) -> u32 {
+        (self.loans + self.depth).next_power_of_two()
+    }
+
     pub(crate) fn release_at(self) -> usize {
-        HELD_AT + (self.depth as usize * 4).next_multiple_of(8)
+        HELD_AT + self.depth as usize * 8
     }
 
     pub(crate) fn slots_at(self) -> usize {
-        (self.release_at() + self.loans as usize * 8).next_multiple_of(SLOT_BYTES)
+        (self.release_at() + self.log_entries() as usize * 8).next_multiple_of(SLOT_BYTES)
     }
 }
 
@@ -138,11 +147,11 @@ impl Block {
 
     #[inline]
     pub(crate) fn held(self, index: u64) -> usize {
-        self.offset + HELD_AT + (index as usize & (self.shape.depth as usize - 1)) * 4
+        self.offset + HELD_AT + (index as usize & (self.shape.depth as usize - 1)) * 8
     }
 
     pub(crate) fn release(self, index: u64) -> usize {
-        self.offset + self.shape.release_at() + (index as usize & (self.shape.loans as usize - 1)) * 8
+        self.offset + self.shape.release_at() + (index as usize & (self.shape.log_entries() as usize - 1)) * 8
     }
 
     #[inline]

@@ -48,9 +48,9 @@ pub use bell::{Attention, BELLS_MAX, Bell, BellIndex, BellRope};
 pub use layout::{
     Block, BlockShape, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LAYOUT_VERSION, REGION_HEADER_BYTES, SLOT_BYTES,
 };
-pub use loans::{LoanBook, ReleaseLog};
+pub use loans::{LoanBook, ReleaseLog, ReleaseWatch};
 pub use memory::{OwnMemory, PeerMemory, SharedMemory};
-pub use ring::{Flags, Kind, Lie, SlotHead, SlotReader, SlotWatch, SlotWriter};
+pub use ring::{CreditWatch, Flags, Kind, Lie, SlotHead, SlotReader, SlotWatch, SlotWriter};
 
 #[cfg(not(loom))]
 pub use {
@@ -67,8 +67,8 @@ pub use {
     },
     sys::{
         KernelTooOld, Sleep, SleepOutcome, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
-        kernel_check, pause, prefetch_peer,
+        kernel_check, light_barrier, pause, prefetch_peer,
     },
-    watcher::{Watch, Watcher},
+    watcher::{Watch, WatchKey, Watcher},
     words::Words,
 };

@@ -203,6 +203,9 @@ mod mapped {
             // it is copied: the copy then holds any mixture of old and new bytes, which is why
             // everything copied out is checked afterwards or is the caller's opaque data.
             unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+            // The copy is what gets checked and used. Without this the compiler may drop it and
+            // let the check and the use each read the peer's memory, which changes in between.
+            std::sync::atomic::compiler_fence(Ordering::SeqCst);
         }
 
         #[inline(always)]
@@ -218,9 +221,12 @@ mod mapped {
 
 #[cfg(loom)]
 mod modelled {
-    //! Memory for the model checker: loom atomics, made when first touched.
+    //! Memory for the model checker: words that are loom's atomics, and copied bytes that are loom's
+    //! cells, so that a copy which races with another is reported. They are made where they are
+    //! first touched; what several threads use must be touched before these begin.
 
     use crate::sync::{AtomicU32, AtomicU64, Ordering};
+    use loom::cell::UnsafeCell;
     use std::collections::HashMap;
     use std::sync::{Arc, Mutex};
 
@@ -228,6 +234,7 @@ mod modelled {
     struct Words {
         narrow: HashMap<usize, Arc<AtomicU32>>,
         wide: HashMap<usize, Arc<AtomicU64>>,
+        copied: HashMap<usize, Arc<UnsafeCell<[u8; 4]>>>,
     }
 
     #[derive(Clone)]
@@ -238,12 +245,21 @@ mod modelled {
     }
 
     impl View {
+        #[cfg_attr(not(test), expect(dead_code, reason = "only the models make memory under loom"))]
         pub(crate) fn new(len: usize) -> View {
             View {
                 words: Arc::default(),
                 sleep: Arc::new((loom::sync::Mutex::new(()), loom::sync::Condvar::new())),
                 len,
             }
+        }
+
+        /// Makes the words at these places.
+        #[cfg(test)]
+        pub(crate) fn touch(&self, narrow: &[usize], wide: &[usize], copied: &[usize]) {
+            narrow.iter().for_each(|at| drop(self.narrow(*at)));
+            wide.iter().for_each(|at| drop(self.wide(*at)));
+            copied.iter().for_each(|at| drop(self.copied(*at)));
         }
 
         pub(crate) fn len(&self) -> usize {
@@ -260,6 +276,12 @@ mod modelled {
             assert!(at + 8 <= self.len && at.is_multiple_of(8));
             let mut words = self.words.lock().unwrap();
             words.wide.entry(at).or_insert_with(|| Arc::new(AtomicU64::new(0))).clone()
+        }
+
+        fn copied(&self, at: usize) -> Arc<UnsafeCell<[u8; 4]>> {
+            assert!(at + 4 <= self.len && at.is_multiple_of(4), "the model copies whole words");
+            let mut words = self.words.lock().unwrap();
+            words.copied.entry(at).or_insert_with(|| Arc::new(UnsafeCell::new([0; 4]))).clone()
         }
 
         pub(crate) fn load32(&self, at: usize, order: Ordering) -> u32 {
@@ -292,16 +314,15 @@ mod modelled {
 
         pub(crate) fn copy_in(&self, at: usize, from: &[u8]) {
             for (index, chunk) in from.chunks(4).enumerate() {
-                let mut word = [0; 4];
-                word[..chunk.len()].copy_from_slice(chunk);
-                self.store32(at + index * 4, u32::from_le_bytes(word), Ordering::Relaxed);
+                // SAFETY: loom runs one thread at a time, and reports an access that could race.
+                self.copied(at + index * 4).with_mut(|word| unsafe { (&mut *word)[..chunk.len()].copy_from_slice(chunk) });
             }
         }
 
         pub(crate) fn copy_out(&self, at: usize, into: &mut [u8]) {
             for (index, chunk) in into.chunks_mut(4).enumerate() {
-                let word = self.load32(at + index * 4, Ordering::Relaxed).to_le_bytes();
-                chunk.copy_from_slice(&word[..chunk.len()]);
+                // SAFETY: as in `copy_in`.
+                self.copied(at + index * 4).with(|word| unsafe { chunk.copy_from_slice(&(&*word)[..chunk.len()]) });
             }
         }
 

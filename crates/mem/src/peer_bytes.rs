@@ -51,8 +51,9 @@ impl PeerBytes {
     #[inline]
     pub fn byte(&self, at: usize) -> u8 {
         assert!(at < self.len, "offset {at} is outside a payload of {} bytes", self.len);
-        let word = (self.offset + at) & !3;
-        (self.memory.load32(word) >> ((self.offset + at) % 4 * 8)) as u8
+        let mut byte = [0];
+        self.memory.copy_out(self.offset + at, &mut byte);
+        byte[0]
     }
 }
 

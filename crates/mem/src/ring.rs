@@ -101,8 +101,8 @@ pub enum Lie {
     /// The reader gives back a payload that it does not hold.
     #[error("the peer gives back slot {index}, which it does not hold")]
     ReleasedUnheld {
-        /// Low bits of the slot index it names.
-        index: u32,
+        /// The slot index it names.
+        index: u64,
     },
     /// The reader holds more payloads than the connection allows.
     #[error("the peer holds more than the {limit} payloads that this connection allows")]
@@ -219,10 +219,42 @@ fn sequence(index: u64) -> u32 {
     (index as u32).wrapping_add(1)
 }
 
-/// A mark for table entries that differs from lap to lap and from fresh memory.
-#[inline]
-pub(crate) fn lap_mark(index: u64, entries: u32) -> u32 {
-    0x8000_0000 | (index / u64::from(entries)) as u32
+impl Block {
+    /// Makes the block in `own` ready for a connection whose first slot is `start`, before the peer
+    /// is told of it. `fresh` says that the memory was never used and still has the kernel's zeros.
+    pub fn prepare(self, own: &OwnMemory, start: u64, fresh: bool) {
+        let shape = self.shape();
+        let depth = u64::from(shape.depth());
+        own.store64(self.consumed(), start);
+        Attention::NONE.announce(own, self);
+        if !fresh {
+            (0..depth).for_each(|index| own.store64(self.held(index), 0));
+            (0..u64::from(shape.log_entries())).for_each(|index| own.store64(self.release(index), 0));
+        }
+        if !fresh || start != 0 {
+            for index in start..start + depth {
+                // What the lap before would have left: never what a reader waits for.
+                let at = self.slots() + (index & (depth - 1)) as usize * SLOT_BYTES;
+                own.store32(at, sequence(index).wrapping_sub(depth as u32));
+            }
+        }
+    }
+}
+
+/// A look at a writer's credit from outside, as a completion queue needs it.
+#[derive(Clone, Debug)]
+pub struct CreditWatch {
+    peer: PeerMemory,
+    consumed_at: usize,
+    seen: Arc<AtomicU64>,
+}
+
+impl CreditWatch {
+    /// True if the reader has made progress that the writer has not seen.
+    #[inline]
+    pub fn moved(&self) -> bool {
+        self.peer.load64(self.consumed_at) != self.seen.load(Relaxed)
+    }
 }
 
 /// The writing end of a ring.
@@ -237,31 +269,23 @@ pub struct SlotWriter {
     peer_attention_at: usize,
     head: u64,
     consumed: u64,
+    seen: Arc<AtomicU64>,
     full_fence: bool,
 }
 
 impl SlotWriter {
     /// The writer of the ring in `block` of `own`, read by the peer that answers in `peer_block`
-    /// of `peer`. `start` is the index of the first slot, agreed by both; `fresh` says that the
-    /// block was never used, so that its zeros need not be written again. `full_fence` is for a
-    /// peer whose sleepers cannot make up for ours (no `membarrier`).
+    /// of `peer`. `start` is the index of the first slot, agreed by both, for which `block` was
+    /// prepared. `full_fence` is for a peer whose sleepers cannot fence for us (no `membarrier`).
     pub fn new(
         own: OwnMemory,
         block: Block,
         peer: PeerMemory,
         peer_block: Block,
         start: u64,
-        fresh: bool,
         full_fence: bool,
     ) -> SlotWriter {
         let depth = u64::from(block.shape().depth());
-        if !fresh || start != 0 {
-            for index in start..start + depth {
-                // What the lap before would have left: never what a reader waits for.
-                let at = block.slots() + (index & (depth - 1)) as usize * SLOT_BYTES;
-                own.store32(at, sequence(index).wrapping_sub(depth as u32));
-            }
-        }
         SlotWriter {
             slots_at: block.slots(),
             mask: depth - 1,
@@ -270,10 +294,16 @@ impl SlotWriter {
             peer_attention_at: peer_block.attention(),
             head: start,
             consumed: start,
+            seen: Arc::new(AtomicU64::new(start)),
             own,
             peer,
             full_fence,
         }
+    }
+
+    /// A view of the credit for whoever waits on many writers.
+    pub fn watch(&self) -> CreditWatch {
+        CreditWatch { peer: self.peer.clone(), consumed_at: self.peer_consumed_at, seen: self.seen.clone() }
     }
 
     /// Index of the next slot to be written.
@@ -306,6 +336,7 @@ impl SlotWriter {
             return Err(Lie::Consumed { claimed, least: self.consumed, most: self.head });
         }
         self.consumed = claimed;
+        self.seen.store(claimed, Relaxed);
         Ok(true)
     }
 
@@ -315,10 +346,11 @@ impl SlotWriter {
         crate::sys::prefetch_peer(&self.peer, self.peer_consumed_at);
     }
 
-    /// True if the reader holds the payload of slot `index`, which it has consumed.
+    /// True if the reader holds the payload of slot `index`, which it has consumed. To be asked
+    /// before slot `index + depth` is published: the reader's answer to that one takes its place.
     #[inline]
     pub fn holds(&self, index: u64) -> bool {
-        self.peer.load32(self.peer_block.held(index)) == lap_mark(index, self.peer_block.shape().depth())
+        self.peer.load64(self.peer_block.held(index)) == index + 1
     }
 
     /// Writes the next slot and publishes it. `prefix`, `control` and `inline` are put one after
@@ -401,16 +433,9 @@ impl SlotReader {
         peer: PeerMemory,
         peer_block: Block,
         start: u64,
-        fresh: bool,
         full_fence: bool,
     ) -> SlotReader {
         let shape = block.shape();
-        if !fresh {
-            for index in 0..u64::from(shape.depth()) {
-                own.store32(block.held(index), 0);
-            }
-        }
-        own.store64(block.consumed(), start);
         let depth = u64::from(shape.depth());
         SlotReader {
             watch: SlotWatch {
@@ -480,7 +505,7 @@ impl SlotReader {
     pub fn consume(&mut self, acknowledge: bool, hold: bool) {
         if hold {
             // Visible before `consumed` passes this slot, by the release there.
-            self.own.store32(self.block.held(self.tail), lap_mark(self.tail, self.block.shape().depth()));
+            self.own.store64(self.block.held(self.tail), self.tail + 1);
         }
         self.tail += 1;
         self.watch.tail.store(self.tail, Relaxed);

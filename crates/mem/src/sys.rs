@@ -205,6 +205,13 @@ pub fn heavy_barrier() {
     }
 }
 
+/// The other half of [`heavy_barrier`], for those who publish: orders an earlier store before a
+/// later load as far as a sleeper who uses the heavy one is concerned.
+#[inline]
+pub fn light_barrier() {
+    crate::sync::writer_fence(!heavy_barrier_available());
+}
+
 /// Eases a spinning CPU.
 #[inline(always)]
 pub fn pause() {

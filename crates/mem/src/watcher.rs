@@ -25,9 +25,16 @@ struct Shared {
     actions: Mutex<Table>,
 }
 
+/// Names a descriptor that is being watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchKey(u64);
+
 #[derive(Default)]
 struct Table {
     next: u64,
+    /// Whose action runs, and whether it was forgotten since that began.
+    running: Option<u64>,
+    forgotten: bool,
     entries: HashMap<u64, (Arc<dyn AsFd + Send + Sync>, Action)>,
 }
 
@@ -60,14 +67,26 @@ impl Watcher {
         &self,
         descriptor: Arc<dyn AsFd + Send + Sync>,
         action: impl FnMut() -> Watch + Send + 'static,
-    ) -> std::io::Result<()> {
+    ) -> std::io::Result<WatchKey> {
         let mut table = self.shared.lock();
         let key = table.next;
         table.next += 1;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
         epoll::add(&self.shared.epoll, descriptor.as_fd(), epoll::EventData::new_u64(key), flags)?;
         table.entries.insert(key, (descriptor, Box::new(action)));
-        Ok(())
+        Ok(WatchKey(key))
+    }
+
+    /// Stops watching. An action that runs at this moment finishes, and is not called again.
+    pub fn forget(&self, key: WatchKey) {
+        let mut table = self.shared.lock();
+        let removed = table.entries.remove(&key.0);
+        table.forgotten |= table.running == Some(key.0);
+        // What an action owns is dropped without the lock: its end may forget something else.
+        drop(table);
+        if let Some((descriptor, _)) = removed {
+            let _ = epoll::delete(&self.shared.epoll, descriptor.as_fd());
+        }
     }
 }
 
@@ -96,13 +115,20 @@ impl Shared {
 
     fn handle(&self, key: u64) {
         // The action runs without the lock: it may watch something new.
-        let Some((descriptor, mut action)) = self.lock().entries.remove(&key) else { return };
-        if action() == Watch::Forget {
+        let mut table = self.lock();
+        let Some((descriptor, mut action)) = table.entries.remove(&key) else { return };
+        table.running = Some(key);
+        drop(table);
+        let outcome = action();
+        let mut table = self.lock();
+        table.running = None;
+        let forgotten = std::mem::take(&mut table.forgotten);
+        if outcome == Watch::Forget || forgotten {
             let _ = epoll::delete(&self.epoll, descriptor.as_fd());
+            drop(table);
             return;
         }
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
-        let mut table = self.lock();
         if epoll::modify(&self.epoll, descriptor.as_fd(), epoll::EventData::new_u64(key), flags).is_ok() {
             table.entries.insert(key, (descriptor, action));
         }
@@ -138,31 +164,96 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
-    #[test]
-    fn news_reach_the_action_until_it_forgets() {
-        let watcher = Watcher::spawn().unwrap();
-        let (one, other) = Courier::pair().unwrap();
-        let other = Arc::new(other);
-        let seen = Arc::new(AtomicU32::new(0));
-        let (inside, count) = (other.clone(), seen.clone());
-        watcher
-            .watch(other, move || {
+    /// A watched socket whose action counts the messages, and what it answers after each.
+    struct Counted {
+        one: Courier,
+        other: Arc<Courier>,
+        seen: Arc<AtomicU32>,
+    }
+
+    impl Counted {
+        fn watched_by(watcher: &Watcher, last: u32) -> (Counted, WatchKey) {
+            let (one, other) = Courier::pair().unwrap();
+            let counted = Counted { one, other: Arc::new(other), seen: Arc::default() };
+            let (inside, count) = (counted.other.clone(), counted.seen.clone());
+            let key = watcher.watch(counted.other.clone(), move || {
                 let mut bytes = [0; 8];
                 while let Ok(Some(_)) = inside.try_receive(&mut bytes) {
                     count.fetch_add(1, Ordering::SeqCst);
                 }
-                if count.load(Ordering::SeqCst) >= 2 { Watch::Forget } else { Watch::Keep }
-            })
-            .unwrap();
-        let start = Instant::now();
-        for expected in 1..=2 {
-            one.send(b"news", &[], Duration::from_secs(1)).unwrap();
-            while seen.load(Ordering::SeqCst) < expected && start.elapsed() < Duration::from_secs(5) {
+                if count.load(Ordering::SeqCst) >= last { Watch::Forget } else { Watch::Keep }
+            });
+            (counted, key.unwrap())
+        }
+
+        fn send(&self) {
+            self.one.send(b"news", &[], Duration::from_secs(1)).unwrap();
+        }
+
+        fn wait_for(&self, expected: u32) {
+            let start = Instant::now();
+            while self.seen.load(Ordering::SeqCst) < expected && start.elapsed() < Duration::from_secs(5) {
                 std::thread::sleep(Duration::from_millis(1));
             }
+            assert_eq!(self.seen.load(Ordering::SeqCst), expected);
         }
-        one.send(b"more", &[], Duration::from_secs(1)).unwrap();
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(seen.load(Ordering::SeqCst), 2);
+    }
+
+    const NOT_TO_COME: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn news_reach_the_action_until_it_forgets() {
+        let watcher = Watcher::spawn().unwrap();
+        let (counted, _) = Counted::watched_by(&watcher, 2);
+        for expected in 1..=2 {
+            counted.send();
+            counted.wait_for(expected);
+        }
+        counted.send();
+        std::thread::sleep(NOT_TO_COME);
+        counted.wait_for(2);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_called_again() {
+        let watcher = Watcher::spawn().unwrap();
+        let (counted, key) = Counted::watched_by(&watcher, u32::MAX);
+        counted.send();
+        counted.wait_for(1);
+        watcher.forget(key);
+        counted.send();
+        std::thread::sleep(NOT_TO_COME);
+        counted.wait_for(1);
+        watcher.forget(key);
+
+        // Forgetting one twice has not harmed the next.
+        let (counted, _) = Counted::watched_by(&watcher, u32::MAX);
+        for expected in 1..=3 {
+            counted.send();
+            counted.wait_for(expected);
+        }
+    }
+
+    #[test]
+    fn an_action_forgotten_while_it_runs_is_its_last() {
+        let watcher = Arc::new(Watcher::spawn().unwrap());
+        let (one, other) = Courier::pair().unwrap();
+        let other = Arc::new(other);
+        let (key_in, key_out) = std::sync::mpsc::channel();
+        let calls = Arc::new(AtomicU32::new(0));
+        let (inside, count, forgetting) = (other.clone(), calls.clone(), watcher.clone());
+        let key = watcher.watch(other, move || {
+            let _ = inside.try_receive(&mut [0; 8]);
+            if count.fetch_add(1, Ordering::SeqCst) == 0 {
+                forgetting.forget(key_out.recv().unwrap());
+            }
+            Watch::Keep
+        });
+        key_in.send(key.unwrap()).unwrap();
+        for _ in 0..2 {
+            let _ = one.send(b"news", &[], Duration::from_secs(1));
+        }
+        std::thread::sleep(NOT_TO_COME);
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
     }
 }

@@ -1,1 +1,71 @@
-//! x
+//! Virtual interfaces: a program's own connection to the network, used without the kernel.
+//!
+//! The way in is [`Nic`]; the centre is [`Vi`], a connected pair of work queues. Descriptors
+//! ([`Message`], [`Receive`]) go in by value with their buffers and come back as [`Completion`]s,
+//! success or not, so that safe code cannot touch what the other side is reading or writing.
+//!
+//! ```no_run
+//! use highwire_vi::{Nic, Receive};
+//! use std::time::Duration;
+//!
+//! let nic = Nic::open()?;
+//! let mut vi = nic.connect("shm:echo")?;
+//! let memory = nic.register(1 << 20)?;
+//! vi.post_recv(Receive::new(1).into(memory.slice(0..8192)?))?;
+//! vi.send_bytes(2, b"hello")?;
+//! let done = vi.wait(Duration::from_secs(1))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Threads
+//!
+//! [`Nic`], [`Listener`] and regions are `Send` and `Sync`. A [`Vi`] is `Send` but its methods take
+//! `&mut self`: one thread uses it at a time, and no lock is on its path. [`Vi::split`] makes two
+//! halves for two threads: one sends, one receives. A [`CompletionQueue`] watches many VIs, which
+//! may belong to other threads. [`Background`] gives a VI a thread of its own.
+#![forbid(unsafe_code)]
+
+mod address;
+mod background;
+mod bells;
+mod config;
+mod descriptor;
+mod error;
+mod handover;
+mod listener;
+mod member;
+mod nic;
+mod peer;
+mod queue;
+mod recv;
+mod remote;
+mod rendezvous;
+mod runtime_dir;
+mod send;
+mod spin;
+mod vi;
+
+pub use address::Address;
+pub use background::Background;
+pub use config::{Allow, Config, Path, Reliability, ViOptions};
+pub use descriptor::{
+    Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Receive, Segment,
+};
+pub use error::{
+    AcceptError, AddressError, ConnectError, Failure, GrantError, ListenError, NicError, PostError, Refused,
+    RuntimeDirError, WaitError,
+};
+pub use listener::Listener;
+pub use nic::Nic;
+pub use queue::{Armed, CompletionQueue, Notify};
+pub use recv::{RecvQueue, RecvStats};
+pub use remote::RemoteKey;
+pub use rendezvous::Refusal;
+pub use send::{PulseRecord, SendQueue, SendStats};
+pub use vi::{State, Vi, ViId};
+
+pub use highwire_mem::{
+    Buffer, CONTROL_BYTES_MAX, Credentials, Exported, Frozen, KernelTooOld, Lie, PeerBytes, Pool, PoolError, Region,
+    RegionError, SharedBuffer, Tag,
+};
+pub use highwire_pulse::Pulses;

@@ -1,0 +1,180 @@
+//! The doorbells of one completion queue: a page for each user whose processes talk to it.
+
+use highwire_mem::{BELLS_MAX, Bell, BellIndex, RegionError, Sleep, SleepOutcome};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use crate::member::Member;
+use crate::vi::ViId;
+
+/// One user's page.
+#[derive(Debug)]
+pub(crate) struct BellHome {
+    pub uid: u32,
+    pub bell: Bell,
+    pub page: OwnedFd,
+    /// Given to peers together with the page.
+    pub wire: OwnedFd,
+    /// Our end of it: readable when somebody rang while we were armed.
+    pub ears: OwnedFd,
+    taken: Mutex<HashSet<u32>>,
+}
+
+impl BellHome {
+    fn create(uid: u32) -> Result<BellHome, RegionError> {
+        let (bell, page) = Bell::create()?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ears, wire) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+            .map_err(|errno| RegionError::Create(errno.into()))?;
+        Ok(BellHome { uid, bell, page, wire, ears, taken: Mutex::default() })
+    }
+
+    /// A bell that nobody has.
+    pub(crate) fn take_index(&self) -> Option<BellIndex> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = (0..BELLS_MAX).find(|index| !taken.contains(index))?;
+        taken.insert(free);
+        BellIndex::new(free)
+    }
+
+    pub(crate) fn return_index(&self, index: BellIndex) {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&index.number());
+    }
+
+    /// Takes what the wire brought, so that it can become readable again.
+    pub(crate) fn drain(&self) {
+        let mut byte = [0u8; 16];
+        while rustix::net::recv(&self.ears, &mut byte, RecvFlags::DONTWAIT).is_ok() {}
+    }
+}
+
+/// What a completion queue and its VIs share.
+#[derive(Debug)]
+pub(crate) struct QueueShared {
+    /// Tells peers which of our queues a page belongs to.
+    pub id: u64,
+    pub alarm: Sleep,
+    /// For those who wait with a descriptor; nobody outside this process has it.
+    pub alarm_fd: OnceLock<OwnedFd>,
+    pub sleepers: AtomicU32,
+    /// True while there are too many members to look at each.
+    pub many: AtomicBool,
+    homes: RwLock<Vec<Arc<BellHome>>>,
+    members: Mutex<Vec<Arc<Member>>>,
+    /// Grows with every change of `members` or `homes`.
+    pub version: AtomicU32,
+    /// In `many` mode: members that have something of their own making to poll.
+    local: Mutex<Vec<ViId>>,
+    pub local_rung: AtomicBool,
+    users_max: usize,
+}
+
+impl QueueShared {
+    pub(crate) fn new(id: u64, users_max: usize) -> QueueShared {
+        QueueShared {
+            id,
+            alarm: Sleep::new(),
+            alarm_fd: OnceLock::new(),
+            sleepers: AtomicU32::new(0),
+            many: AtomicBool::new(false),
+            homes: RwLock::default(),
+            members: Mutex::default(),
+            version: AtomicU32::new(0),
+            local: Mutex::default(),
+            local_rung: AtomicBool::new(false),
+            users_max,
+        }
+    }
+
+    /// The page for processes of user `uid`.
+    pub(crate) fn home(&self, uid: u32) -> Result<Arc<BellHome>, RegionError> {
+        let mut homes = self.homes.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(home) = homes.iter().find(|home| home.uid == uid) {
+            return Ok(home.clone());
+        }
+        if homes.len() >= self.users_max {
+            return Err(RegionError::SizeLimit { bytes: homes.len() as u64 + 1, limit: self.users_max as u64 });
+        }
+        let home = Arc::new(BellHome::create(uid)?);
+        homes.push(home.clone());
+        self.version.fetch_add(1, Ordering::SeqCst);
+        Ok(home)
+    }
+
+    pub(crate) fn homes(&self) -> Vec<Arc<BellHome>> {
+        self.homes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn members(&self) -> MutexGuard<'_, Vec<Arc<Member>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn join(&self, member: Arc<Member>) {
+        self.members().push(member);
+        self.version.fetch_add(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn part(&self, id: ViId) {
+        self.members().retain(|member| member.id != id);
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Wakes whoever waits, however it waits.
+    pub(crate) fn wake(&self) {
+        self.alarm.wake();
+        if let Some(fd) = self.alarm_fd.get() {
+            // A counter that is full is readable already.
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// A member has something to poll that no ring shows.
+    pub(crate) fn ring_locally(&self, id: ViId) {
+        if self.many.load(Ordering::Relaxed) {
+            self.local.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+            self.local_rung.store(true, Ordering::Release);
+        }
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            self.wake();
+        }
+    }
+
+    pub(crate) fn take_local(&self) -> Vec<ViId> {
+        self.local_rung.store(false, Ordering::Release);
+        std::mem::take(&mut *self.local.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sleeps unless `look` finds something after everything is prepared. `homes` is the caller's
+    /// recent copy. `announce` sets (true) and clears (false) the attention of what is waited for.
+    pub(crate) fn sleep<T>(
+        &self,
+        homes: &[Arc<BellHome>],
+        timeout: Option<Duration>,
+        mut announce: impl FnMut(bool),
+        look: impl FnOnce() -> Option<T>,
+    ) -> Result<T, SleepOutcome> {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let alarm = self.alarm.count();
+        for home in homes {
+            home.bell.enter();
+        }
+        announce(true);
+        Bell::settle();
+        let counts: Vec<_> = homes.iter().map(|home| (&home.bell, home.bell.count())).collect();
+        let outcome = match look() {
+            Some(found) => Ok(found),
+            None => Err(self.alarm.sleep(alarm, &counts, timeout)),
+        };
+        announce(false);
+        for home in homes {
+            home.bell.leave();
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        outcome
+    }
+}

@@ -1,0 +1,184 @@
+//! Every limit is a number here, with the memory it costs.
+
+use crate::queue::CompletionQueue;
+use highwire_mem::Tag;
+use highwire_pulse::Pulses;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Limits and habits of a [`crate::Nic`]. The default is right for most programs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Slots of a work queue, a power of two from 2 to 4096. Each costs 256 bytes on each side.
+    pub depth: u32,
+    /// Payloads that the receiver may hold in place at once, a power of two from 2 to 4096.
+    /// Each costs 8 bytes.
+    pub loans: u32,
+    /// Descriptors that may wait for room on a send queue, and receives that may be posted.
+    pub descriptors_max: usize,
+    /// Address space for each peer process. Memory is taken only where it is used: a VI costs about
+    /// 17 KiB on each side with the default depth, more only for bulk.
+    pub region_bytes: usize,
+    /// The largest region accepted from a peer.
+    pub peer_region_bytes_max: u64,
+    /// A VI's payload area, when it first needs one.
+    pub payload_bytes_start: usize,
+    /// What it may grow to under bulk traffic.
+    pub payload_bytes_max: usize,
+    /// What all payload areas of this Nic together may take.
+    pub payload_bytes_total_max: usize,
+    /// The longest message.
+    pub message_bytes_max: u64,
+    /// Regions that one peer may hand over.
+    pub peer_regions_max: usize,
+    /// Users whose processes may be connected at once. Each costs a page for each completion queue.
+    pub users_max: usize,
+    /// Half-open connections that a listener keeps.
+    pub half_open_max: usize,
+    /// From this size on, a payload in registered memory is referenced rather than copied first.
+    pub reference_from: usize,
+    /// The least that is worth a pulse of its own.
+    pub minpulse: usize,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// Spin at most this long before sleeping; `None` measures what a wake-up costs and takes that.
+    pub spin: Option<Duration>,
+    /// Where names live; `None` finds the user's runtime directory.
+    pub runtime_dir: Option<PathBuf>,
+    /// The index of the first slot of new connections; for testing wrap-around.
+    pub first_index: u64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            depth: 64,
+            loans: 64,
+            descriptors_max: 1024,
+            region_bytes: 256 << 20,
+            peer_region_bytes_max: 64 << 30,
+            payload_bytes_start: 256 << 10,
+            payload_bytes_max: 8 << 20,
+            payload_bytes_total_max: 256 << 20,
+            message_bytes_max: 1 << 30,
+            peer_regions_max: 1024,
+            users_max: 64,
+            half_open_max: 16,
+            reference_from: 16 << 10,
+            minpulse: 4 << 10,
+            connect_timeout: Duration::from_secs(5),
+            spin: None,
+            runtime_dir: None,
+            first_index: 0,
+        }
+    }
+}
+
+/// When a send completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Reliability {
+    /// When it left. On one host nothing is lost on the way, so this is as good as delivery, except
+    /// that a message for which there is no room at all is dropped rather than held back.
+    Unreliable,
+    /// When the other side has it: its slot is visible and the peer lives.
+    #[default]
+    Delivery,
+    /// When the other side's application has it: copied out, or held in place.
+    Reception,
+}
+
+/// How a payload travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Path {
+    /// The library chooses by size.
+    #[default]
+    Choose,
+    /// Copied into the sender's payload area; the buffer is free at once.
+    Buffered,
+    /// Read by the receiver where it is; the buffer comes back when the receiver is done.
+    Referenced,
+}
+
+/// Choices for one VI.
+#[derive(Clone, Debug, Default)]
+pub struct ViOptions<'a> {
+    pub(crate) queue: Option<&'a CompletionQueue>,
+    pub(crate) reliability: Reliability,
+    pub(crate) tag: Option<Tag>,
+    pub(crate) path: Path,
+    pub(crate) pulses: Pulses,
+    pub(crate) allow: Allow,
+}
+
+impl<'a> ViOptions<'a> {
+    /// The defaults: reliable delivery, tag 0, the library's choices, the same user only.
+    pub fn new() -> ViOptions<'a> {
+        ViOptions::default()
+    }
+
+    /// The completion queue that watches this VI.
+    #[must_use]
+    pub fn queue(mut self, queue: &'a CompletionQueue) -> Self {
+        self.queue = Some(queue);
+        self
+    }
+
+    /// When sends complete.
+    #[must_use]
+    pub fn reliability(mut self, reliability: Reliability) -> Self {
+        self.reliability = reliability;
+        self
+    }
+
+    /// The protection tag: buffers of regions with another tag are refused.
+    #[must_use]
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.tag = Some(tag);
+        self
+    }
+
+    /// How payloads travel where the message does not say.
+    #[must_use]
+    pub fn path(mut self, path: Path) -> Self {
+        self.path = path;
+        self
+    }
+
+    /// How large copied messages are cut.
+    #[must_use]
+    pub fn pulses(mut self, pulses: Pulses) -> Self {
+        self.pulses = pulses;
+        self
+    }
+
+    /// Whose listener may answer when connecting.
+    #[must_use]
+    pub fn allow(mut self, allow: Allow) -> Self {
+        self.allow = allow;
+        self
+    }
+}
+
+/// Which users may be at the other end.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Allow {
+    /// This process's own user.
+    #[default]
+    SameUser,
+    /// These users too.
+    Users(Vec<u32>),
+    /// Anybody.
+    Everyone,
+}
+
+impl Allow {
+    pub(crate) fn admits(&self, uid: u32) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        match self {
+            _ if uid == own => true,
+            Allow::SameUser => false,
+            Allow::Users(users) => users.contains(&uid),
+            Allow::Everyone => true,
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! Descriptors: what goes into a work queue by value, and comes back with its completion.
+
+use crate::config::Path;
+use crate::error::Failure;
+use crate::remote::RemoteKey;
+use highwire_mem::{Buffer, CONTROL_BYTES_MAX, Frozen, PeerBytes, RemoteRegion, SharedBuffer};
+use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::bells::QueueShared;
+use crate::vi::ViId;
+
+/// A piece of an outgoing payload.
+#[derive(Debug)]
+pub enum Segment {
+    /// Registered memory, ours until the completion.
+    Buffer(Buffer),
+    /// Registered memory that several messages may carry.
+    Shared(SharedBuffer),
+    /// A range of a region that never changes.
+    Frozen(Frozen, Range<usize>),
+}
+
+impl Segment {
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Segment::Buffer(buffer) => buffer,
+            Segment::Shared(buffer) => buffer,
+            Segment::Frozen(region, range) => &region[range.clone()],
+        }
+    }
+}
+
+/// Names a place that a payload is to land in: see [`crate::RecvQueue::expect`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PayloadToken(pub u64);
+
+/// Up to 128 bytes that travel beside the payload.
+#[derive(Clone, Copy)]
+pub struct Control {
+    bytes: [u8; CONTROL_BYTES_MAX],
+    len: u8,
+}
+
+impl Control {
+    /// None.
+    pub const EMPTY: Control = Control { bytes: [0; CONTROL_BYTES_MAX], len: 0 };
+
+    /// These bytes, if they are not too many.
+    pub fn new(from: &[u8]) -> Option<Control> {
+        let mut control = Control::EMPTY;
+        control.bytes.get_mut(..from.len())?.copy_from_slice(from);
+        control.len = from.len() as u8;
+        Some(control)
+    }
+
+    #[inline]
+    pub(crate) fn space(&mut self, len: usize) -> &mut [u8] {
+        self.len = len as u8;
+        &mut self.bytes[..len]
+    }
+}
+
+impl Deref for Control {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Control({} bytes)", self.len)
+    }
+}
+
+/// A message to be sent.
+#[derive(Debug)]
+pub struct Message {
+    pub(crate) token: u64,
+    pub(crate) control: Control,
+    /// More control bytes than fit; kept only to be refused with their number.
+    pub(crate) control_given: usize,
+    pub(crate) immediate: u32,
+    pub(crate) payload_token: Option<PayloadToken>,
+    pub(crate) path: Option<Path>,
+    pub(crate) payload: Payload,
+}
+
+impl Message {
+    /// An empty message; `token` is yours, and comes back with the completion.
+    pub fn new(token: u64) -> Message {
+        Message {
+            token,
+            control: Control::EMPTY,
+            control_given: 0,
+            immediate: 0,
+            payload_token: None,
+            path: None,
+            payload: Payload::None,
+        }
+    }
+
+    /// Up to 128 bytes beside the payload.
+    #[must_use]
+    pub fn control(mut self, bytes: &[u8]) -> Message {
+        self.control_given = bytes.len();
+        self.control = Control::new(bytes).unwrap_or(Control::EMPTY);
+        self
+    }
+
+    /// The 32 bits of immediate data.
+    #[must_use]
+    pub fn immediate(mut self, immediate: u32) -> Message {
+        self.immediate = immediate;
+        self
+    }
+
+    /// Adds a piece of payload; pieces go in the order they are added.
+    #[must_use]
+    pub fn payload(self, buffer: Buffer) -> Message {
+        self.segment(Segment::Buffer(buffer))
+    }
+
+    /// Adds a piece of payload that other messages may carry too.
+    #[must_use]
+    pub fn shared(self, buffer: SharedBuffer) -> Message {
+        self.segment(Segment::Shared(buffer))
+    }
+
+    /// Adds a range of a frozen region, which the receiver may borrow as a slice. Panics if the
+    /// range is not inside.
+    #[must_use]
+    pub fn frozen(self, region: &Frozen, range: Range<usize>) -> Message {
+        assert!(
+            range.start <= range.end && range.end <= region.len(),
+            "{range:?} is outside a frozen region of {} bytes",
+            region.len()
+        );
+        self.segment(Segment::Frozen(region.clone(), range))
+    }
+
+    fn segment(mut self, segment: Segment) -> Message {
+        self.payload = match (self.payload, segment) {
+            (Payload::None, Segment::Buffer(buffer)) => Payload::Buffer(buffer),
+            (payload, segment) => {
+                let mut segments = payload.into_segments();
+                segments.push(segment);
+                Payload::Segments(segments)
+            }
+        };
+        self
+    }
+
+    /// The payload is to land where the receiver expects this token.
+    #[must_use]
+    pub fn lands_at(mut self, token: PayloadToken) -> Message {
+        self.payload_token = Some(token);
+        self
+    }
+
+    /// How this payload travels.
+    #[must_use]
+    pub fn by(mut self, path: Path) -> Message {
+        self.path = Some(path);
+        self
+    }
+}
+
+/// A place for a message to arrive in.
+#[derive(Debug)]
+pub struct Receive {
+    pub(crate) token: u64,
+    pub(crate) target: Target,
+}
+
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// Nowhere: only control and immediate data are wanted, and an empty payload.
+    Nowhere,
+    Buffer(Buffer),
+    Scatter(Vec<Buffer>),
+    InPlace,
+}
+
+impl Receive {
+    /// Room for control and immediate data only; `token` is yours, and comes back.
+    pub fn new(token: u64) -> Receive {
+        Receive { token, target: Target::Nowhere }
+    }
+
+    /// The payload is copied into `buffer`; several are filled in the order given.
+    #[must_use]
+    #[expect(clippy::should_implement_trait, reason = "reads as it should: receive into a buffer")]
+    pub fn into(mut self, buffer: Buffer) -> Receive {
+        self.target = match self.target {
+            Target::Nowhere | Target::InPlace => Target::Buffer(buffer),
+            Target::Buffer(first) => Target::Scatter(vec![first, buffer]),
+            Target::Scatter(mut buffers) => {
+                buffers.push(buffer);
+                Target::Scatter(buffers)
+            }
+        };
+        self
+    }
+
+    /// The payload stays in the sender's memory and is read there.
+    #[must_use]
+    pub fn in_place(mut self) -> Receive {
+        self.target = Target::InPlace;
+        self
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        match &self.target {
+            Target::Nowhere => 0,
+            Target::Buffer(buffer) => buffer.len() as u64,
+            Target::Scatter(buffers) => buffers.iter().map(|buffer| buffer.len() as u64).sum(),
+            Target::InPlace => u64::MAX,
+        }
+    }
+
+    pub(crate) fn into_payload(self) -> Payload {
+        match self.target {
+            Target::Nowhere | Target::InPlace => Payload::None,
+            Target::Buffer(buffer) => Payload::Buffer(buffer),
+            Target::Scatter(buffers) => Payload::Segments(buffers.into_iter().map(Segment::Buffer).collect()),
+        }
+    }
+}
+
+/// A write into a peer's exported memory.
+#[derive(Debug)]
+pub struct RdmaWrite {
+    pub(crate) token: u64,
+    pub(crate) key: RemoteKey,
+    pub(crate) offset: u64,
+    pub(crate) immediate: Option<u32>,
+    pub(crate) payload: Payload,
+}
+
+impl RdmaWrite {
+    /// Writes at `offset` of what `key` grants.
+    pub fn new(token: u64, key: RemoteKey, offset: u64) -> RdmaWrite {
+        RdmaWrite { token, key, offset, immediate: None, payload: Payload::None }
+    }
+
+    /// What is written.
+    #[must_use]
+    pub fn payload(mut self, buffer: Buffer) -> RdmaWrite {
+        self.payload = Payload::Buffer(buffer);
+        self
+    }
+
+    /// Tells the peer afterwards, with this immediate data: it consumes one of its receives.
+    #[must_use]
+    pub fn immediate(mut self, immediate: u32) -> RdmaWrite {
+        self.immediate = Some(immediate);
+        self
+    }
+}
+
+/// A read from a peer's exported or registered memory.
+#[derive(Debug)]
+pub struct RdmaRead {
+    pub(crate) token: u64,
+    pub(crate) key: RemoteKey,
+    pub(crate) offset: u64,
+    pub(crate) into: Buffer,
+}
+
+impl RdmaRead {
+    /// Fills `into` from `offset` of what `key` grants.
+    pub fn new(token: u64, key: RemoteKey, offset: u64, into: Buffer) -> RdmaRead {
+        RdmaRead { token, key, offset, into }
+    }
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A message was sent.
+    Send,
+    /// A message arrived, or a remote write with immediate data.
+    Receive,
+    /// Remote memory was written.
+    RdmaWrite,
+    /// Remote memory was read.
+    RdmaRead,
+}
+
+/// Buffers on their way, or back.
+#[derive(Debug, Default)]
+pub enum Payload {
+    /// None.
+    #[default]
+    None,
+    /// One buffer.
+    Buffer(Buffer),
+    /// Several pieces.
+    Segments(Vec<Segment>),
+    /// A message that stays where its sender put it.
+    InPlace(InPlace),
+}
+
+impl Payload {
+    pub(crate) fn into_segments(self) -> Vec<Segment> {
+        match self {
+            Payload::None | Payload::InPlace(_) => Vec::new(),
+            Payload::Buffer(buffer) => vec![Segment::Buffer(buffer)],
+            Payload::Segments(segments) => segments,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn total(&self) -> u64 {
+        match self {
+            Payload::None => 0,
+            Payload::Buffer(buffer) => buffer.len() as u64,
+            Payload::Segments(segments) => segments.iter().map(|segment| segment.bytes().len() as u64).sum(),
+            Payload::InPlace(payload) => payload.len() as u64,
+        }
+    }
+}
+
+/// A descriptor's end: it is done, or failed, and everything it held is here.
+#[derive(Debug)]
+pub struct Completion {
+    /// The descriptor's token.
+    pub token: u64,
+    /// What was done.
+    pub operation: Operation,
+    /// Whether it was.
+    pub status: Result<(), Failure>,
+    /// Payload bytes moved.
+    pub length: usize,
+    /// Immediate data received.
+    pub immediate: u32,
+    /// Control bytes received.
+    pub control: Control,
+    /// For a receive by [`PayloadToken`], which.
+    pub payload_token: Option<PayloadToken>,
+    /// The buffers.
+    pub payload: Payload,
+}
+
+impl Completion {
+    /// The buffer, of a descriptor that had one.
+    pub fn into_buffer(self) -> Option<Buffer> {
+        match self.payload {
+            Payload::Buffer(buffer) => Some(buffer),
+            Payload::Segments(segments) => segments.into_iter().find_map(|segment| match segment {
+                Segment::Buffer(buffer) => Some(buffer),
+                Segment::Shared(_) | Segment::Frozen(..) => None,
+            }),
+            Payload::None | Payload::InPlace(_) => None,
+        }
+    }
+
+    /// The payload in place, of a receive that asked for it.
+    pub fn into_in_place(self) -> Option<InPlace> {
+        match self.payload {
+            Payload::InPlace(payload) => Some(payload),
+            _ => None,
+        }
+    }
+}
+
+/// Where payloads go back to when they are dropped away from their queue.
+#[derive(Debug)]
+pub(crate) struct Returns {
+    slots: Mutex<Vec<u64>>,
+    pub waiting: AtomicBool,
+    pub queue: Arc<QueueShared>,
+    pub id: ViId,
+}
+
+impl Returns {
+    pub(crate) fn new(queue: Arc<QueueShared>, id: ViId) -> Returns {
+        Returns { slots: Mutex::default(), waiting: AtomicBool::new(false), queue, id }
+    }
+
+    fn put(&self, slot: u64) {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+        self.waiting.store(true, Ordering::Release);
+        self.queue.ring_locally(self.id);
+    }
+
+    pub(crate) fn take(&self) -> Vec<u64> {
+        self.waiting.store(false, Ordering::Release);
+        std::mem::take(&mut *self.slots.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A received payload that is still in its sender's memory. The sender may change it at any time
+/// unless it is frozen. Give it back with [`crate::RecvQueue::release`]; one that is only dropped
+/// goes back when the queue is polled next.
+#[derive(Debug)]
+pub struct InPlace {
+    pub(crate) first: Option<PeerBytes>,
+    pub(crate) rest: Vec<PeerBytes>,
+    /// A payload that came in the slot itself or in several pulses, copied.
+    pub(crate) copied: Vec<u8>,
+    pub(crate) frozen: Option<(RemoteRegion, usize)>,
+    pub(crate) held: Option<(u64, Arc<Returns>)>,
+}
+
+impl InPlace {
+    /// The pieces, in order; none if the payload was so small that it was copied.
+    pub fn spans(&self) -> impl Iterator<Item = &PeerBytes> {
+        self.first.iter().chain(&self.rest)
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.copied.len() + self.spans().map(PeerBytes::len).sum::<usize>()
+    }
+
+    /// True for an empty payload.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Byte `at`, as it is now. Panics past the end.
+    #[inline]
+    pub fn byte(&self, at: usize) -> u8 {
+        let mut at = at;
+        for span in self.spans() {
+            if at < span.len() {
+                return span.byte(at);
+            }
+            at -= span.len();
+        }
+        self.copied[at]
+    }
+
+    /// Copies from `at` on. Panics past the end.
+    pub fn copy_to(&self, at: usize, mut into: &mut [u8]) {
+        let mut at = at;
+        for span in self.spans() {
+            if at >= span.len() {
+                at -= span.len();
+                continue;
+            }
+            let take = into.len().min(span.len() - at);
+            let (now, later) = into.split_at_mut(take);
+            span.copy_to(at, now);
+            into = later;
+            at = 0;
+        }
+        if !into.is_empty() {
+            into.copy_from_slice(&self.copied[at..at + into.len()]);
+        }
+    }
+
+    /// The whole payload as a slice, where nobody can change it: frozen, or copied.
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        if self.first.is_none() {
+            return Some(&self.copied);
+        }
+        let (region, offset) = self.frozen.as_ref()?;
+        region.frozen_bytes(*offset, self.first.as_ref()?.len())
+    }
+}
+
+impl Drop for InPlace {
+    fn drop(&mut self) {
+        if let Some((slot, returns)) = self.held.take() {
+            returns.put(slot);
+        }
+    }
+}

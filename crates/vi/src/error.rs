@@ -1,0 +1,394 @@
+//! What can go wrong, one small enum for each operation, with the numbers in them.
+
+use highwire_mem::{CourierError, KernelTooOld, Lie, RegionError, Tag};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why a Nic could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum NicError {
+    /// The kernel lacks what is needed.
+    #[error(transparent)]
+    Kernel(#[from] KernelTooOld),
+    /// A limit in the configuration that cannot be.
+    #[error("the configuration says {name} = {value}, but {rule}")]
+    Config {
+        /// Which limit.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// The watcher thread or its descriptors could not be had.
+    #[error("the watcher could not be started: {0}; is the descriptor or process limit (ulimit -n, -u) exhausted?")]
+    Watcher(#[source] io::Error),
+    /// Shared memory could not be had.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Why an address is not one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// No known scheme.
+    #[error("{0:?} is not an address; write shm:NAME or shm:/PATH")]
+    Scheme(String),
+    /// A name with characters or a length that names do not have.
+    #[error("{0:?} is not a name: use 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.'")]
+    Name(String),
+    /// A path longer than a Unix socket's may be.
+    #[error("{path:?} has {bytes} bytes; the path of a Unix socket has at most 100")]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+/// Why the runtime directory is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeDirError {
+    /// It is not there.
+    #[error("the runtime directory {0:?} is missing; create it (mkdir -m 700 {0:?}) or set HIGHWIRE_RUNTIME_DIR")]
+    Missing(PathBuf),
+    /// It is something else.
+    #[error("{0:?} is not a directory; remove it or set HIGHWIRE_RUNTIME_DIR to a directory of yours")]
+    NotDirectory(PathBuf),
+    /// It belongs to somebody else.
+    #[error("the runtime directory {path:?} belongs to user {owner}, not to user {user}; set HIGHWIRE_RUNTIME_DIR to a directory of yours")]
+    NotOurs {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// We.
+        user: u32,
+    },
+    /// Others could replace what is in it.
+    #[error("the runtime directory {path:?} has mode {mode:03o}: others may write it; run chmod 700 {path:?}")]
+    WritableByOthers {
+        /// The directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The system says no.
+    #[error("the runtime directory {path:?} cannot be used: {source}")]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Why nobody can listen at an address.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Not an address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// No place for the name.
+    #[error(transparent)]
+    RuntimeDir(#[from] RuntimeDirError),
+    /// Another process listens there.
+    #[error("{address:?} is in use: another process listens there; stop it or take another name")]
+    InUse {
+        /// The address.
+        address: String,
+    },
+    /// A path that is something else than a socket of ours.
+    #[error("{0:?} exists and is not a socket; remove it or listen elsewhere")]
+    NotSocket(PathBuf),
+    /// The system says no.
+    #[error("cannot listen at {path:?}: {source}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Used in a forked child.
+    #[error("this Nic belongs to the parent process; open one in the child")]
+    ForkedChild,
+}
+
+/// Why a connection did not come about.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Not an address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// No place for the name.
+    #[error(transparent)]
+    RuntimeDir(#[from] RuntimeDirError),
+    /// Nobody listens.
+    #[error("nobody listens at {address:?}; start the other side first, as the same user, or check the name")]
+    NobodyThere {
+        /// The address.
+        address: String,
+    },
+    /// The socket may not be used by this user.
+    #[error("{address:?} does not admit this user; the listener must allow it")]
+    Denied {
+        /// The address.
+        address: String,
+    },
+    /// Another user's process listens there.
+    #[error("{address:?} is served by user {uid}, whom this side does not allow")]
+    NotAllowed {
+        /// The address.
+        address: String,
+        /// Whose process it is.
+        uid: u32,
+    },
+    /// It did not answer in time.
+    #[error("{address:?} did not answer within {timeout:?}; is its process accepting?")]
+    TimedOut {
+        /// The address.
+        address: String,
+        /// The time given.
+        timeout: Duration,
+    },
+    /// It said no.
+    #[error("{address:?} refused the connection: {reason}")]
+    Refused {
+        /// The address.
+        address: String,
+        /// Why.
+        reason: crate::rendezvous::Refusal,
+    },
+    /// It speaks another version.
+    #[error("{address:?} speaks layout version {theirs}, this side {ours}; run the same version on both sides")]
+    Version {
+        /// The address.
+        address: String,
+        /// Its version.
+        theirs: u32,
+        /// Ours.
+        ours: u32,
+    },
+    /// What it sent makes no sense.
+    #[error("{address:?} does not keep to the rendezvous protocol: {what}")]
+    Protocol {
+        /// The address.
+        address: String,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The memory it handed over is not safe to use.
+    #[error("{address:?} handed over memory that is refused: {source}")]
+    BadMemory {
+        /// The address.
+        address: String,
+        /// Why.
+        source: RegionError,
+    },
+    /// Our own memory could not be had.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// The region for this peer has no room for another VI.
+    #[error("no room for another VI: {0}")]
+    NoRoom(&'static str),
+    /// The socket failed.
+    #[error("connecting to {address:?} failed: {source}")]
+    Courier {
+        /// The address.
+        address: String,
+        /// Why.
+        source: CourierError,
+    },
+    /// Used in a forked child.
+    #[error("this Nic belongs to the parent process; open one in the child")]
+    ForkedChild,
+}
+
+/// Why no connection was accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    /// Nobody came in time.
+    #[error("nobody connected within {0:?}")]
+    TimedOut(Duration),
+    /// The listening socket failed.
+    #[error("the listening socket failed: {0}")]
+    Socket(#[source] io::Error),
+    /// Used in a forked child.
+    #[error("this listener belongs to the parent process; open one in the child")]
+    ForkedChild,
+}
+
+/// Why a descriptor was not taken.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PostError {
+    /// The VI is no longer connected.
+    #[error("the VI is not connected: {0}")]
+    NotConnected(Failure),
+    /// Too many descriptors wait already.
+    #[error("{limit} descriptors are already waiting; poll for completions first")]
+    QueueFull {
+        /// The limit in force.
+        limit: usize,
+    },
+    /// No room to copy the bytes now.
+    #[error("no room for {bytes} bytes now; the other side has to read first")]
+    NoRoom {
+        /// Bytes to be copied.
+        bytes: usize,
+    },
+    /// A region of another protection tag.
+    #[error("the buffer's region has {buffer:?}, the VI has {vi:?}")]
+    WrongTag {
+        /// The buffer's.
+        buffer: Tag,
+        /// The VI's.
+        vi: Tag,
+    },
+    /// More control bytes than a message carries.
+    #[error("{bytes} control bytes; a message carries at most 128")]
+    ControlTooLong {
+        /// Bytes given.
+        bytes: usize,
+    },
+    /// More segments than a message carries.
+    #[error("{segments} segments; a message carries at most {limit}")]
+    TooManySegments {
+        /// Segments given.
+        segments: usize,
+        /// The limit in force.
+        limit: usize,
+    },
+    /// Longer than messages may be.
+    #[error("a message of {bytes} bytes; the limit is {limit}")]
+    TooLong {
+        /// Bytes given.
+        bytes: u64,
+        /// The limit in force.
+        limit: u64,
+    },
+    /// A region that is yet to be frozen cannot be sent from.
+    #[error("the buffer's region is made to be frozen; freeze it before sending from it")]
+    NotFrozenYet,
+    /// A key that the peer did not grant.
+    #[error("region {region} was not granted by the peer")]
+    UnknownRegion {
+        /// The region in the key.
+        region: u32,
+    },
+    /// A range that is not inside the remote region.
+    #[error("offset {offset} + {bytes} is outside the remote region of {region_bytes} bytes")]
+    OutOfRange {
+        /// Offset asked for.
+        offset: u64,
+        /// Bytes to be moved.
+        bytes: u64,
+        /// Bytes of the region.
+        region_bytes: u64,
+    },
+    /// A remote region that may only be read.
+    #[error("remote region {region} may only be read; its owner must export it for writing")]
+    ReadOnly {
+        /// The region in the key.
+        region: u32,
+    },
+    /// A payload token that is already expected.
+    #[error("payload token {0} is already expected")]
+    TokenInUse(u64),
+    /// The region could not be handed to the peer.
+    #[error("the buffer's region could not be handed over: {0}")]
+    Handover(GrantError),
+    /// Used in a forked child.
+    #[error("this VI belongs to the parent process; open a Nic in the child")]
+    ForkedChild,
+}
+
+/// A descriptor that was not taken, with the reason.
+#[derive(thiserror::Error)]
+#[error("{reason}")]
+pub struct Refused<D> {
+    /// Why.
+    pub reason: PostError,
+    /// The descriptor, buffers and all.
+    pub descriptor: D,
+}
+
+impl<D> std::fmt::Debug for Refused<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Refused({:?})", self.reason)
+    }
+}
+
+/// How an operation, or a whole VI, failed.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// The peer process died.
+    #[error("the peer process died")]
+    PeerDied,
+    /// The peer disconnected in good order.
+    #[error("the peer disconnected")]
+    PeerClosed,
+    /// The peer disconnected with sends outstanding, which are void.
+    #[error("the peer aborted the connection")]
+    PeerAborted,
+    /// This side disconnected.
+    #[error("this side disconnected")]
+    Closed,
+    /// The peer's memory says what cannot be true.
+    #[error("the peer lies: {0}")]
+    PeerLied(#[from] Lie),
+    /// The message is longer than the buffer; it stays for the next receive.
+    #[error("a message of {message} bytes does not fit the posted buffer of {buffer} bytes")]
+    TooLong {
+        /// Bytes of the message.
+        message: u64,
+        /// Bytes of the buffer.
+        buffer: u64,
+    },
+    /// The receive was revoked before anything landed.
+    #[error("the expected payload was revoked")]
+    Revoked,
+    /// There was no room, and the VI is unreliable.
+    #[error("there was no room, and the VI is unreliable")]
+    Dropped,
+    /// Used in a forked child.
+    #[error("this VI belongs to the parent process; open a Nic in the child")]
+    ForkedChild,
+}
+
+/// Why waiting ended without a completion.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum WaitError {
+    /// The time is up.
+    #[error("nothing completed within {0:?}")]
+    TimedOut(Duration),
+    /// The VI failed, and all its descriptors have been returned.
+    #[error("the VI is not connected: {0}")]
+    NotConnected(Failure),
+    /// Used in a forked child.
+    #[error("this queue belongs to the parent process; open a Nic in the child")]
+    ForkedChild,
+}
+
+/// Why a region could not be granted.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum GrantError {
+    /// The VI is no longer connected.
+    #[error("the VI is not connected: {0}")]
+    NotConnected(Failure),
+    /// A region of another protection tag.
+    #[error("the region has {region:?}, the VI has {vi:?}")]
+    WrongTag {
+        /// The region's.
+        region: Tag,
+        /// The VI's.
+        vi: Tag,
+    },
+    /// A region that is yet to be frozen cannot be granted.
+    #[error("the region is made to be frozen; freeze it before granting it")]
+    NotFrozenYet,
+    /// The message did not get through.
+    #[error("the region could not be sent: {0}")]
+    Courier(String),
+}

@@ -1,0 +1,386 @@
+//! Connecting and accepting: the order in which two processes come to share memory.
+//!
+//! ```text
+//! connecting side                          listener
+//!     connect(2)  ───────────────────────▶ accept(2), credentials checked
+//!     credentials checked ◀── greeting ───
+//!     block prepared ─────── connect ────▶ descriptors checked, block prepared
+//!     descriptors checked ◀─── accept ────
+//! ```
+//!
+//! The socket of the first VI between two Nics stays, as the pair's; those of later VIs are closed.
+
+use crate::bells::{BellHome, QueueShared};
+use crate::config::{Config, ViOptions};
+use crate::error::ConnectError;
+use crate::member::{STATE_OPEN, state_word};
+use crate::nic::NicInner;
+use crate::peer::{Introduction, Peer};
+use crate::rendezvous::{Half, MESSAGE_BYTES, Name, Refusal, Rendezvous, random_name};
+use crate::vi::{Parts, Vi};
+use highwire_mem::{
+    BellIndex, BellPage, Block, BlockShape, Courier, CourierError, Credentials, Extents, LAYOUT_VERSION, OwnRegion,
+    PeerRegion, heavy_barrier_available,
+};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The other side may answer "unknown pair" when it has just let go of it; a new pair is made then.
+const TRIES: usize = 3;
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A bell of ours, given back unless the VI comes about.
+struct BellLease {
+    queue: Arc<QueueShared>,
+    home: Arc<BellHome>,
+    index: Option<BellIndex>,
+}
+
+impl BellLease {
+    fn take(queue: &Arc<QueueShared>, uid: u32) -> Result<BellLease, ConnectError> {
+        let home = queue.home(uid)?;
+        let index = home.take_index().ok_or(ConnectError::NoRoom("a completion queue watches at most 4096 VIs of a user"))?;
+        Ok(BellLease { queue: queue.clone(), home, index: Some(index) })
+    }
+
+    fn number(&self) -> u32 {
+        self.index.map_or(0, BellIndex::number)
+    }
+}
+
+impl Drop for BellLease {
+    fn drop(&mut self) {
+        if let Some(index) = self.index.take() {
+            self.home.return_index(index);
+        }
+    }
+}
+
+/// Our half before the other side answers: either an existing pair, or a region for a new one.
+enum Side {
+    Known(Arc<Peer>),
+    New { own: OwnRegion, extents: Extents },
+}
+
+impl Side {
+    fn new(config: &Config) -> Result<Side, ConnectError> {
+        let own = OwnRegion::create(config.region_bytes)?;
+        Ok(Side::New { own, extents: Peer::new_extents(config.region_bytes) })
+    }
+
+    fn take_block(&mut self, shape: BlockShape) -> Result<(Block, bool), ConnectError> {
+        let taken = match self {
+            Side::Known(peer) => peer.take_block(shape),
+            Side::New { own, extents } => {
+                let taken = extents.take(shape.bytes());
+                taken.and_then(|(at, fresh)| Some((Block::new(at as u64, shape, own.memory().len())?, fresh)))
+            }
+        };
+        taken.ok_or(ConnectError::NoRoom("the region for this peer is full; raise region_bytes"))
+    }
+
+    fn memory(&self) -> &highwire_mem::OwnMemory {
+        match self {
+            Side::Known(peer) => peer.ours(),
+            Side::New { own, .. } => own.memory(),
+        }
+    }
+}
+
+/// Our block for a new VI, ready for the other side to look at.
+fn prepare(side: &mut Side, shape: BlockShape, first_index: u64, serial: u32) -> Result<Block, ConnectError> {
+    let (block, fresh) = side.take_block(shape)?;
+    block.prepare(side.memory(), first_index, fresh);
+    block.set_state(side.memory(), state_word(serial, STATE_OPEN));
+    Ok(block)
+}
+
+/// Descriptors in the order of the protocol.
+fn descriptors<'a>(side: &'a Side, lease: &'a BellLease, new_page: bool) -> Vec<BorrowedFd<'a>> {
+    let mut list = Vec::with_capacity(3);
+    if let Side::New { own, .. } = side {
+        list.push(own.as_fd());
+    }
+    if new_page {
+        list.push(lease.home.page.as_fd());
+        list.push(lease.home.wire.as_fd());
+    }
+    list
+}
+
+/// What the other side's half brought, taken out of its descriptors.
+struct Theirs {
+    region: Option<PeerRegion>,
+    page: Option<BellPage>,
+}
+
+fn adopt(half: &Half, descriptors: Vec<OwnedFd>, config: &Config) -> Result<Theirs, highwire_mem::RegionError> {
+    let missing = || highwire_mem::RegionError::WrongHeader;
+    let mut descriptors = descriptors.into_iter();
+    let region = match half.new_pair {
+        true => Some(PeerRegion::adopt(
+            descriptors.next().ok_or_else(missing)?,
+            half.region_bytes,
+            config.peer_region_bytes_max,
+        )?),
+        false => None,
+    };
+    let page = match half.new_page {
+        true => {
+            let page = descriptors.next().ok_or_else(missing)?;
+            Some(BellPage::adopt(page, descriptors.next().ok_or_else(missing)?)?)
+        }
+        false => None,
+    };
+    Ok(Theirs { region, page })
+}
+
+/// Joins the two halves.
+struct Joining<'a> {
+    nic: &'a Arc<NicInner>,
+    options: &'a ViOptions<'a>,
+    side: Side,
+    lease: BellLease,
+    block: Block,
+    shape: BlockShape,
+    first_index: u64,
+    serial: u32,
+    pair: Name,
+    new_page: bool,
+    credentials: Credentials,
+}
+
+impl Joining<'_> {
+    fn half(&self) -> Half {
+        Half {
+            new_pair: matches!(self.side, Side::New { .. }),
+            new_page: self.new_page,
+            needs_fences: !heavy_barrier_available(),
+            nic: self.nic.name,
+            pair: self.pair,
+            region_bytes: self.side.memory().len() as u64,
+            block_offset: self.block.offset() as u64,
+            first_index: self.first_index,
+            depth: self.shape.depth(),
+            loans: self.shape.loans(),
+            serial: self.serial,
+            bell: self.lease.number(),
+            queue: self.lease.queue.id,
+        }
+    }
+
+    /// The peer, made if the pair is new, and everything that the VI needs of it.
+    fn join(mut self, half: &Half, theirs: Theirs, courier: &Arc<Courier>) -> Result<(Vi, bool), Refusal> {
+        let peer = match self.side {
+            Side::Known(peer) => peer,
+            Side::New { own, extents } => {
+                let pidfd = courier.pidfd(self.credentials).map_err(|_| Refusal::BadMemory)?;
+                let made = Introduction {
+                    pair: self.pair,
+                    nic: half.nic,
+                    credentials: self.credentials,
+                    fences: half.needs_fences,
+                    own,
+                    extents,
+                    region: theirs.region.ok_or(Refusal::BadMemory)?,
+                    courier: courier.clone(),
+                    pidfd,
+                };
+                self.nic.introduce(made).map_err(|_| Refusal::NoRoom)?
+            }
+        };
+        if let Some(page) = theirs.page
+            && !peer.enter_page(half.queue, page)
+        {
+            return Err(Refusal::NoRoom);
+        }
+        let page = peer.page(half.queue).ok_or(Refusal::BadMemory)?;
+        let peer_block = Block::new(half.block_offset, self.shape, peer.theirs().len()).ok_or(Refusal::Limits)?;
+        let rope = page.rope(BellIndex::new(half.bell).ok_or(Refusal::Limits)?);
+        let new_page = self.new_page;
+        let bell = self.lease.index.take().ok_or(Refusal::NoRoom)?;
+        let parts = Parts {
+            peer,
+            queue: self.lease.queue.clone(),
+            home: self.lease.home.clone(),
+            bell,
+            block: self.block,
+            peer_block,
+            first_index: self.first_index,
+            serial: self.serial,
+            rope,
+        };
+        Ok((Vi::assemble(parts, self.nic, self.options), new_page))
+    }
+}
+
+/// Connects to the listener at `path`.
+pub(crate) fn connect(
+    nic: &Arc<NicInner>,
+    address: &str,
+    path: &Path,
+    options: &ViOptions<'_>,
+) -> Result<Vi, ConnectError> {
+    // One at a time: two first connections to one peer would make two pairs.
+    let _turn = nic.connecting();
+    for attempt in 1.. {
+        match connect_once(nic, address, path, options, attempt > 1) {
+            Err(ConnectError::Refused { reason: Refusal::UnknownPair, .. }) if attempt < TRIES => {}
+            result => return result,
+        }
+    }
+    unreachable!("the last try returns");
+}
+
+fn connect_once(
+    nic: &Arc<NicInner>,
+    address: &str,
+    path: &Path,
+    options: &ViOptions<'_>,
+    new_pair: bool,
+) -> Result<Vi, ConnectError> {
+    let config = &nic.config;
+    let timeout = config.connect_timeout;
+    let named = || address.to_owned();
+    let failed = |source: CourierError| match source {
+        CourierError::Socket(Errno::NOENT | Errno::CONNREFUSED) => ConnectError::NobodyThere { address: named() },
+        CourierError::Socket(Errno::ACCESS | Errno::PERM) => ConnectError::Denied { address: named() },
+        CourierError::TimedOut(timeout) => ConnectError::TimedOut { address: named(), timeout },
+        source => ConnectError::Courier { address: named(), source },
+    };
+    let strange = |what: &'static str| ConnectError::Protocol { address: named(), what };
+    let courier = Arc::new(Courier::connect(path, timeout).map_err(failed)?);
+    let credentials = courier.credentials().map_err(failed)?;
+    if !options.allow.admits(credentials.uid) {
+        return Err(ConnectError::NotAllowed { address: named(), uid: credentials.uid });
+    }
+    let mut bytes = [0; MESSAGE_BYTES];
+    let (length, _) = courier.receive(&mut bytes, timeout).map_err(failed)?;
+    let their_nic = match Rendezvous::decode(&bytes[..length]) {
+        Some(Rendezvous::Greeting { version: LAYOUT_VERSION, nic }) => nic,
+        Some(Rendezvous::Greeting { version, .. }) => {
+            return Err(ConnectError::Version { address: named(), theirs: version, ours: LAYOUT_VERSION });
+        }
+        Some(Rendezvous::Refuse { reason, .. }) => return Err(ConnectError::Refused { address: named(), reason }),
+        _ => return Err(strange("it did not greet")),
+    };
+    let known = if new_pair { None } else { nic.known_peer(their_nic, credentials) };
+    let pair = known.as_ref().map_or_else(random_name, |peer| peer.pair);
+    let queue = options.queue.map_or_else(|| nic.queue.clone(), |queue| queue.shared());
+    let lease = BellLease::take(&queue, credentials.uid)?;
+    let new_page = known.as_ref().is_none_or(|peer| !peer.page_given(queue.id));
+    let mut side = match known {
+        Some(peer) => Side::Known(peer),
+        None => Side::new(config)?,
+    };
+    let random = random_name();
+    let serial = u32::from_le_bytes([random[0], random[1], random[2], random[3]]) >> 2;
+    let shape = nic.shape;
+    let block = prepare(&mut side, shape, config.first_index, serial)?;
+    let joining = Joining {
+        nic,
+        options,
+        side,
+        lease,
+        block,
+        shape,
+        first_index: config.first_index,
+        serial,
+        pair,
+        new_page,
+        credentials,
+    };
+    let handed = descriptors(&joining.side, &joining.lease, new_page);
+    courier.send(&Rendezvous::connect(joining.half()).encode(), &handed, timeout).map_err(failed)?;
+    let (length, descriptors) = courier.receive(&mut bytes, timeout).map_err(failed)?;
+    let half = match Rendezvous::decode(&bytes[..length]) {
+        Some(Rendezvous::Accept { version: LAYOUT_VERSION, half }) => half,
+        Some(Rendezvous::Refuse { reason, .. }) => return Err(ConnectError::Refused { address: named(), reason }),
+        _ => return Err(strange("it did not answer the request")),
+    };
+    let ours = joining.half();
+    if (half.nic, half.pair, half.new_pair, half.serial) != (their_nic, pair, ours.new_pair, serial) {
+        return Err(strange("its answer is for somebody else"));
+    }
+    let theirs =
+        adopt(&half, descriptors, config).map_err(|source| ConnectError::BadMemory { address: named(), source })?;
+    let (vi, new_page) =
+        joining.join(&half, theirs, &courier).map_err(|reason| ConnectError::Refused { address: named(), reason })?;
+    if new_page {
+        vi.peer_handle().set_page_given(queue.id);
+    }
+    Ok(vi)
+}
+
+/// The listener's first word to a connection whose user it allows.
+pub(crate) fn greet(nic: &NicInner, courier: &Courier) -> Result<(), CourierError> {
+    courier.send(&Rendezvous::greeting(nic.name).encode(), &[], REPLY_TIMEOUT)
+}
+
+/// Tells a connection that it is refused.
+pub(crate) fn refuse(courier: &Courier, reason: Refusal) {
+    let _ = courier.send(&Rendezvous::refuse(reason).encode(), &[], REPLY_TIMEOUT);
+}
+
+/// Answers a request to connect.
+pub(crate) fn answer(
+    nic: &Arc<NicInner>,
+    courier: &Arc<Courier>,
+    request: &[u8],
+    descriptors_given: Vec<OwnedFd>,
+    options: &ViOptions<'_>,
+) -> Result<Vi, Refusal> {
+    let half = match Rendezvous::decode(request) {
+        Some(Rendezvous::Connect { version: LAYOUT_VERSION, half }) => half,
+        Some(Rendezvous::Connect { .. }) => return Err(Refusal::Version),
+        _ => return Err(Refusal::Malformed),
+    };
+    let shape = BlockShape::new(half.depth, half.loans).ok_or(Refusal::Limits)?;
+    if half.serial >= 1 << 30 || half.first_index > 1 << 62 {
+        return Err(Refusal::Malformed);
+    }
+    let credentials = courier.credentials().map_err(|_| Refusal::Malformed)?;
+    let theirs = adopt(&half, descriptors_given, &nic.config).map_err(|_| Refusal::BadMemory)?;
+    let mut side = if half.new_pair {
+        Side::new(&nic.config).map_err(|_| Refusal::NoRoom)?
+    } else {
+        Side::Known(nic.known_pair(half.pair, credentials).ok_or(Refusal::UnknownPair)?)
+    };
+    let queue = options.queue.map_or_else(|| nic.queue.clone(), |queue| queue.shared());
+    let lease = BellLease::take(&queue, credentials.uid).map_err(|_| Refusal::NoRoom)?;
+    let new_page = match &side {
+        Side::Known(peer) => !peer.page_given(queue.id),
+        Side::New { .. } => true,
+    };
+    let block = prepare(&mut side, shape, half.first_index, half.serial).map_err(|_| Refusal::NoRoom)?;
+    let joining = Joining {
+        nic,
+        options,
+        side,
+        lease,
+        block,
+        shape,
+        first_index: half.first_index,
+        serial: half.serial,
+        pair: half.pair,
+        new_page,
+        credentials,
+    };
+    let reply = Rendezvous::accept(joining.half()).encode();
+    let handed: Vec<OwnedFd> = descriptors(&joining.side, &joining.lease, new_page)
+        .into_iter()
+        .map(|fd| fd.try_clone_to_owned())
+        .collect::<Result<_, _>>()
+        .map_err(|_| Refusal::NoRoom)?;
+    let (vi, new_page) = joining.join(&half, theirs, courier)?;
+    let handed: Vec<BorrowedFd<'_>> = handed.iter().map(AsFd::as_fd).collect();
+    // The VI is there before the other side knows: it may send at once.
+    courier.send(&reply, &handed, REPLY_TIMEOUT).map_err(|_| Refusal::Malformed)?;
+    if new_page {
+        vi.peer_handle().set_page_given(queue.id);
+    }
+    Ok(vi)
+}

@@ -1,0 +1,340 @@
+//! The other process: one pair of regions, however many VIs run between the two.
+
+use crate::error::{Failure, GrantError};
+use crate::member::{STATE_OPEN, state_word};
+use crate::rendezvous::{MESSAGE_BYTES, Name, Rendezvous};
+use highwire_mem::{
+    BellPage, Block, BlockShape, Courier, Credentials, Exported, Extents, Frozen, Lie, OwnMemory, OwnRegion,
+    PeerMemory, PeerRegion, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion, Tag, WatchKey, Watcher,
+};
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use crate::bells::QueueShared;
+use crate::config::Config;
+
+/// Blocks and payload areas are cut in multiples of this.
+const GRANULE: usize = 1024;
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What all payload areas of a Nic together may take.
+#[derive(Debug)]
+pub(crate) struct PayloadBudget {
+    used: AtomicUsize,
+    limit: usize,
+}
+
+impl PayloadBudget {
+    pub(crate) fn new(limit: usize) -> PayloadBudget {
+        PayloadBudget { used: AtomicUsize::new(0), limit }
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|sum| *sum <= self.limit)
+        });
+        taken.is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Parts of our region that a closed VI used and its peer may still read.
+#[derive(Debug)]
+struct Leftover {
+    stretches: Vec<(usize, usize)>,
+    peer_block: Block,
+    serial: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub pair: Name,
+    pub nic: Name,
+    pub credentials: Credentials,
+    pub config: Arc<Config>,
+    /// The other side's sleepers rely on our fences.
+    pub fences: bool,
+    own: OwnRegion,
+    region: PeerRegion,
+    courier: Arc<Courier>,
+    gone: AtomicBool,
+    extents: Mutex<Extents>,
+    leftovers: Mutex<Vec<Leftover>>,
+    budget: Arc<PayloadBudget>,
+    remote: RwLock<HashMap<u32, RemoteRegion>>,
+    given: Mutex<HashSet<u32>>,
+    /// Pages of the other side's queues, by queue.
+    pages: Mutex<HashMap<u64, BellPage>>,
+    /// Our queues whose page the other side has.
+    pages_given: Mutex<HashSet<u64>>,
+    queues: Mutex<Vec<Weak<QueueShared>>>,
+    watcher: Arc<Watcher>,
+    keys: Mutex<Vec<WatchKey>>,
+}
+
+/// What [`Peer::new`] is made of, once both sides have handed over their region.
+pub(crate) struct Introduction {
+    pub pair: Name,
+    pub nic: Name,
+    pub credentials: Credentials,
+    pub fences: bool,
+    pub own: OwnRegion,
+    pub extents: Extents,
+    pub region: PeerRegion,
+    pub courier: Arc<Courier>,
+    pub pidfd: OwnedFd,
+}
+
+impl Peer {
+    /// The free space of a new region.
+    pub(crate) fn new_extents(region_bytes: usize) -> Extents {
+        Extents::new(REGION_HEADER_BYTES, region_bytes, GRANULE)
+    }
+
+    pub(crate) fn new(
+        made: Introduction,
+        config: Arc<Config>,
+        budget: Arc<PayloadBudget>,
+        watcher: Arc<Watcher>,
+    ) -> std::io::Result<Arc<Peer>> {
+        let Introduction { pair, nic, credentials, fences, own, extents, region, courier, pidfd } = made;
+        let peer = Arc::new(Peer {
+            pair,
+            nic,
+            credentials,
+            config,
+            fences,
+            own,
+            region,
+            courier: courier.clone(),
+            gone: AtomicBool::new(false),
+            extents: Mutex::new(extents),
+            leftovers: Mutex::default(),
+            budget,
+            remote: RwLock::default(),
+            given: Mutex::default(),
+            pages: Mutex::default(),
+            pages_given: Mutex::default(),
+            queues: Mutex::default(),
+            watcher: watcher.clone(),
+            keys: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&peer);
+        let life = watcher.watch(Arc::new(pidfd), move || {
+            if let Some(peer) = weak.upgrade() {
+                peer.mark_gone();
+            }
+            highwire_mem::Watch::Forget
+        })?;
+        let weak = Arc::downgrade(&peer);
+        let news = watcher.watch(courier, move || match weak.upgrade() {
+            Some(peer) if peer.read_news() => highwire_mem::Watch::Keep,
+            _ => highwire_mem::Watch::Forget,
+        })?;
+        lock(&peer.keys).extend([life, news]);
+        Ok(peer)
+    }
+
+    #[inline]
+    pub(crate) fn ours(&self) -> &OwnMemory {
+        self.own.memory()
+    }
+
+    #[inline]
+    pub(crate) fn theirs(&self) -> &PeerMemory {
+        self.region.memory()
+    }
+
+    /// True once the process died or let go of us.
+    #[inline]
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Tells the peer where we run; true if it last waited on this same CPU.
+    #[inline]
+    pub(crate) fn on_this_cpu(&self, cpu: u32) -> bool {
+        self.own.note_cpu(cpu);
+        self.region.cpu() == cpu
+    }
+
+    fn mark_gone(&self) {
+        // What it sent before it died is still in its memory, and news in the socket.
+        self.gone.store(true, Ordering::Release);
+        lock(&self.queues).retain(|queue| queue.upgrade().inspect(|queue| queue.wake()).is_some());
+    }
+
+    /// A queue to wake when the peer dies.
+    pub(crate) fn tell(&self, queue: &Arc<QueueShared>) {
+        let mut queues = lock(&self.queues);
+        queues.retain(|known| known.strong_count() > 0);
+        let weak = Arc::downgrade(queue);
+        if !queues.iter().any(|known| known.ptr_eq(&weak)) {
+            queues.push(weak);
+        }
+    }
+
+    /// Reads what came on the socket; false when nothing more will.
+    fn read_news(&self) -> bool {
+        // One reader at a time, so that regions are entered in the order they were sent.
+        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = [0; MESSAGE_BYTES];
+        loop {
+            let taken = match self.courier.try_receive(&mut bytes) {
+                Ok(None) => return true,
+                Ok(Some((length, descriptors))) => self.take_region(&bytes[..length], descriptors, &mut remote),
+                Err(_) => None,
+            };
+            if taken.is_none() {
+                drop(remote);
+                self.mark_gone();
+                return false;
+            }
+        }
+    }
+
+    fn take_region(
+        &self,
+        bytes: &[u8],
+        mut descriptors: Vec<OwnedFd>,
+        remote: &mut HashMap<u32, RemoteRegion>,
+    ) -> Option<()> {
+        let Some(Rendezvous::Region { region, kind, tag, bytes }) = Rendezvous::decode(bytes) else { return None };
+        let kind = RegionKind::from_number(kind)?;
+        let limit = self.config.peer_region_bytes_max;
+        let adopted = RemoteRegion::adopt(descriptors.pop()?, kind, Tag(tag), bytes, limit).ok()?;
+        (remote.len() < self.config.peer_regions_max).then_some(())?;
+        remote.insert(region, adopted);
+        Some(())
+    }
+
+    /// A region that the peer handed over.
+    pub(crate) fn remote_region(&self, region: u32) -> Result<RemoteRegion, Lie> {
+        let find = || self.remote.read().unwrap_or_else(PoisonError::into_inner).get(&region).cloned();
+        // The descriptor was sent before the slot that names it, but the watcher may not have come
+        // to it yet.
+        find().or_else(|| self.read_news().then(find).flatten()).ok_or(Lie::UnknownRegion { region })
+    }
+
+    fn give(&self, region: u32, kind: RegionKind, tag: Tag, bytes: usize, fd: BorrowedFd<'_>) -> Result<(), GrantError> {
+        let mut given = lock(&self.given);
+        if given.contains(&region) {
+            return Ok(());
+        }
+        if self.is_gone() {
+            return Err(GrantError::NotConnected(Failure::PeerDied));
+        }
+        let message = Rendezvous::Region { region, kind: kind.number(), tag: tag.0, bytes: bytes as u64 };
+        self.courier
+            .send(&message.encode(), &[fd], HANDOVER_TIMEOUT)
+            .map_err(|error| GrantError::Courier(error.to_string()))?;
+        given.insert(region);
+        Ok(())
+    }
+
+    /// Lets the peer map a registered region for reading.
+    pub(crate) fn give_region(&self, region: &Region) -> Result<(), GrantError> {
+        self.give(region.id(), RegionKind::Registered, region.tag(), region.len(), region.as_fd())
+    }
+
+    /// Lets the peer map a frozen region.
+    pub(crate) fn give_frozen(&self, region: &Frozen) -> Result<(), GrantError> {
+        self.give(region.id(), RegionKind::Frozen, region.tag(), region.len(), region.as_fd())
+    }
+
+    /// Lets the peer map an exported region for writing.
+    pub(crate) fn give_exported(&self, region: &Exported) -> Result<(), GrantError> {
+        self.give(region.id(), RegionKind::Exported, region.tag(), region.memory().len(), region.as_fd())
+    }
+
+    /// A block of our region, and whether its memory was never used.
+    pub(crate) fn take_block(&self, shape: BlockShape) -> Option<(Block, bool)> {
+        self.sweep();
+        let (offset, fresh) = lock(&self.extents).take(shape.bytes())?;
+        Some((Block::new(offset as u64, shape, self.ours().len())?, fresh))
+    }
+
+    /// A payload area, within the limits.
+    pub(crate) fn take_payload_area(&self, bytes: usize) -> Option<usize> {
+        if !self.budget.take(bytes) {
+            return None;
+        }
+        let taken = lock(&self.extents).take(bytes);
+        if taken.is_none() {
+            self.budget.give_back(bytes);
+        }
+        taken.map(|(offset, _)| offset)
+    }
+
+    pub(crate) fn return_payload_area(&self, offset: usize, bytes: usize) {
+        self.budget.give_back(bytes);
+        lock(&self.extents).give_back(offset, bytes);
+    }
+
+    /// Gives a closed VI's parts of our region back, as soon as the peer has closed it too.
+    pub(crate) fn leave(&self, block: Block, areas: Vec<(usize, usize)>, peer_block: Block, serial: u32) {
+        self.budget.give_back(areas.iter().map(|(_, bytes)| bytes).sum());
+        let mut stretches = areas;
+        stretches.push((block.offset(), block.shape().bytes()));
+        lock(&self.leftovers).push(Leftover { stretches, peer_block, serial });
+    }
+
+    fn sweep(&self) {
+        let mut extents = lock(&self.extents);
+        lock(&self.leftovers).retain(|left| {
+            let reading = left.peer_block.state(self.theirs()) == state_word(left.serial, STATE_OPEN);
+            if !reading {
+                for (offset, bytes) in &left.stretches {
+                    extents.give_back(*offset, *bytes);
+                }
+            }
+            reading
+        });
+    }
+
+    /// Enters a page that came with a handshake.
+    pub(crate) fn enter_page(&self, queue: u64, page: BellPage) -> bool {
+        let mut pages = lock(&self.pages);
+        if pages.len() >= self.config.peer_regions_max {
+            return false;
+        }
+        pages.insert(queue, page);
+        true
+    }
+
+    pub(crate) fn page(&self, queue: u64) -> Option<BellPage> {
+        lock(&self.pages).get(&queue).cloned()
+    }
+
+    pub(crate) fn page_given(&self, queue: u64) -> bool {
+        lock(&self.pages_given).contains(&queue)
+    }
+
+    pub(crate) fn set_page_given(&self, queue: u64) {
+        lock(&self.pages_given).insert(queue);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if highwire_mem::in_forked_child() {
+            // The socket and the watcher are the parent's: leave both as they are.
+            return;
+        }
+        for key in lock(&self.keys).drain(..) {
+            self.watcher.forget(key);
+        }
+        // The watcher may be about to look at the socket: tell the other side now.
+        let _ = rustix::net::shutdown(self.courier.as_fd(), rustix::net::Shutdown::Both);
+    }
+}

@@ -1,0 +1,364 @@
+//! Completion queues: many VIs, one place to wait.
+//!
+//! With a few VIs it looks at the next slot of each. With more it asks every peer to ring, and
+//! looks only at the word that says who did: a thousand connections wait as cheaply as one.
+
+use crate::bells::{BellHome, QueueShared};
+use crate::error::WaitError;
+use crate::member::{Member, deadline};
+use crate::nic::NicInner;
+use crate::peer::Peer;
+use crate::vi::ViId;
+use highwire_mem::{Bell, in_forked_child};
+use rustix::event::{EventfdFlags, epoll};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Up to this many VIs are looked at one by one.
+const FEW: usize = 8;
+
+/// Watches the VIs that were made with it. It says which of them has something; the VI itself
+/// hands the completion out. Used by one thread at a time.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    shared: Arc<QueueShared>,
+    nic: Arc<NicInner>,
+    version: u32,
+    members: Vec<Arc<Member>>,
+    homes: Vec<Arc<BellHome>>,
+    peers: Vec<Arc<Peer>>,
+    /// Where to look first, so that no VI starves another.
+    next: usize,
+    many: Option<Many>,
+    epoll: Option<OwnedFd>,
+    /// Those whose peers were asked to ring for the descriptor.
+    armed: Vec<Arc<Member>>,
+    is_armed: bool,
+}
+
+/// What a queue of many VIs keeps.
+#[derive(Debug)]
+struct Many {
+    by_bell: HashMap<(u32, u32), Arc<Member>>,
+    by_id: HashMap<ViId, Arc<Member>>,
+    /// Those that rang, and have not been found empty since.
+    active: VecDeque<Arc<Member>>,
+    alarm: u32,
+}
+
+/// What [`CompletionQueue::arm`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// This VI has something now; the queue is not armed.
+    Ready(ViId),
+    /// Nothing now: the descriptor becomes readable when something comes.
+    Waiting,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(shared: Arc<QueueShared>, nic: Arc<NicInner>) -> CompletionQueue {
+        CompletionQueue {
+            version: shared.version.load(Ordering::SeqCst),
+            shared,
+            nic,
+            members: Vec::new(),
+            homes: Vec::new(),
+            peers: Vec::new(),
+            next: 0,
+            many: None,
+            epoll: None,
+            armed: Vec::new(),
+            is_armed: false,
+        }
+    }
+
+    pub(crate) fn shared(&self) -> Arc<QueueShared> {
+        self.shared.clone()
+    }
+
+    /// VIs that it watches.
+    pub fn len(&self) -> usize {
+        self.shared.members().len()
+    }
+
+    /// True if it watches none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A VI that has something, if one does. Poll it until it has nothing more.
+    #[inline]
+    pub fn poll(&mut self) -> Option<ViId> {
+        if self.version != self.shared.version.load(Ordering::Acquire) {
+            self.reload();
+        }
+        if self.many.is_some() {
+            return self.poll_many();
+        }
+        let count = self.members.len();
+        for step in 0..count {
+            let at = if self.next + step < count { self.next + step } else { self.next + step - count };
+            if self.members[at].ready() {
+                self.next = if at + 1 < count { at + 1 } else { 0 };
+                return Some(self.members[at].id);
+            }
+        }
+        None
+    }
+
+    fn poll_many(&mut self) -> Option<ViId> {
+        let many = self.many.as_mut()?;
+        for home in &self.homes {
+            home.bell.take(|index| {
+                if let Some(member) = many.by_bell.get(&(home.uid, index.number())) {
+                    activate(&mut many.active, member);
+                }
+            });
+        }
+        if self.shared.local_rung.load(Ordering::Acquire) {
+            for id in self.shared.take_local() {
+                if let Some(member) = many.by_id.get(&id) {
+                    activate(&mut many.active, member);
+                }
+            }
+        }
+        let alarm = self.shared.alarm.count();
+        if alarm != many.alarm {
+            // A peer died, or a member joined: it may concern anybody.
+            many.alarm = alarm;
+            self.members.iter().for_each(|member| activate(&mut many.active, member));
+        }
+        while let Some(member) = many.active.pop_front() {
+            if member.ready() {
+                let id = member.id;
+                many.active.push_back(member);
+                return Some(id);
+            }
+            // From here on it rings again: its attention stays set.
+            member.active.store(false, Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// Waits for a VI that has something, at most `timeout`.
+    #[inline]
+    pub fn wait(&mut self, timeout: Duration) -> Result<ViId, WaitError> {
+        if in_forked_child() {
+            return Err(WaitError::ForkedChild);
+        }
+        if let Some(id) = self.poll() {
+            return Ok(id);
+        }
+        self.wait_longer(timeout)
+    }
+
+    fn wait_longer(&mut self, timeout: Duration) -> Result<ViId, WaitError> {
+        let nic = self.nic.clone();
+        let peers = self.peers.clone();
+        // A queue without peers has nobody to spin for.
+        let beside = |cpu| peers.iter().fold(true, |all, peer| peer.on_this_cpu(cpu) && all);
+        if let Some(id) = nic.spin.glance(beside, || self.poll()) {
+            return Ok(id);
+        }
+        let deadline = deadline(timeout);
+        loop {
+            if let Some(id) = nic.spin.spin(deadline, beside, || self.poll()) {
+                return Ok(id);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return self.poll().ok_or(WaitError::TimedOut(timeout));
+            }
+            let (shared, homes, members) = (self.shared.clone(), self.homes.clone(), self.members.clone());
+            let announce = |asleep| members.iter().for_each(|member| member.set_attention(asleep));
+            // With many members the attention stands all the time.
+            let few = self.many.is_none();
+            let version = self.version;
+            let slept = shared.sleep(&homes, Some(left), |asleep| if few { announce(asleep) }, || {
+                let found = self.poll().map(Some);
+                // A member that joined in between was not asked to ring.
+                found.or_else(|| (self.version != version).then_some(None))
+            });
+            if let Ok(Some(id)) = slept {
+                return Ok(id);
+            }
+            if let Some(id) = self.poll() {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// A descriptor for poll, epoll and the like: readable when something comes while the queue is
+    /// armed. `arm`, wait until readable, `disarm`, poll, and again.
+    pub fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        if self.epoll.is_none() {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let alarm = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            epoll::add(&epoll, &alarm, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+            let _ = self.shared.alarm_fd.set(alarm);
+            self.epoll = Some(epoll);
+            self.homes.clear();
+            self.reload();
+        }
+        self.epoll.as_ref().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Asks for the descriptor to become readable at the next event. Call [`CompletionQueue::descriptor`] first.
+    pub fn arm(&mut self) -> Armed {
+        if self.version != self.shared.version.load(Ordering::Acquire) {
+            self.reload();
+        }
+        if !std::mem::replace(&mut self.is_armed, true) {
+            self.set_armed(true);
+        }
+        Bell::settle();
+        match self.poll() {
+            Some(id) => {
+                self.disarm();
+                Armed::Ready(id)
+            }
+            None => Armed::Waiting,
+        }
+    }
+
+    /// Takes that back, and whatever made the descriptor readable.
+    pub fn disarm(&mut self) {
+        if !std::mem::take(&mut self.is_armed) {
+            return;
+        }
+        self.set_armed(false);
+        self.homes.iter().for_each(|home| home.drain());
+        if let Some(alarm) = self.shared.alarm_fd.get() {
+            let _ = rustix::io::read(alarm, &mut [0u8; 8]);
+        }
+    }
+
+    fn set_armed(&mut self, armed: bool) {
+        if armed {
+            self.shared.sleepers.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.homes.iter().for_each(|home| home.bell.arm(armed));
+        if armed {
+            self.armed = self.members.clone();
+            self.armed.iter().for_each(|member| member.set_attention(true));
+        } else {
+            self.armed.drain(..).for_each(|member| member.set_attention(false));
+        }
+    }
+
+    /// Runs `callback` on a thread of its own whenever a VI has something. The callback owns the
+    /// VIs and polls them; the thread ends when the handle is dropped.
+    pub fn notify(self, callback: impl FnMut(ViId) + Send + 'static) -> io::Result<Notify> {
+        Notify::spawn(self, callback)
+    }
+
+    /// The members or their pages have changed.
+    #[cold]
+    fn reload(&mut self) {
+        self.version = self.shared.version.load(Ordering::SeqCst);
+        let homes = self.shared.homes();
+        if let Some(epoll) = &self.epoll {
+            for home in homes.iter().filter(|home| !self.homes.iter().any(|known| Arc::ptr_eq(known, home))) {
+                // It fails only for a page that is there already.
+                let _ = epoll::add(epoll, &home.ears, epoll::EventData::new_u64(1), epoll::EventFlags::IN);
+            }
+        }
+        self.homes = homes;
+        self.members = self.shared.members().clone();
+        self.peers.clear();
+        for member in &self.members {
+            if !self.peers.iter().any(|peer| Arc::ptr_eq(peer, &member.peer)) {
+                self.peers.push(member.peer.clone());
+            }
+        }
+        self.next = 0;
+        let many = self.members.len() > FEW;
+        self.shared.many.store(many, Ordering::SeqCst);
+        for member in &self.members {
+            member.refresh_attention();
+            member.active.store(false, Ordering::Relaxed);
+        }
+        self.many = many.then(|| Many {
+            by_bell: self.members.iter().map(|m| ((m.home.uid, m.bell.number()), m.clone())).collect(),
+            by_id: self.members.iter().map(|m| (m.id, m.clone())).collect(),
+            active: VecDeque::new(),
+            alarm: self.shared.alarm.count().wrapping_sub(1),
+        });
+        // Whoever did not see the attention yet is seen when all members are looked at once.
+        Bell::settle();
+    }
+}
+
+fn activate(active: &mut VecDeque<Arc<Member>>, member: &Arc<Member>) {
+    if !member.active.swap(true, Ordering::Relaxed) {
+        active.push_back(member.clone());
+    }
+}
+
+/// A thread that calls back when VIs have something.
+#[derive(Debug)]
+pub struct Notify {
+    stop: Arc<AtomicBool>,
+    shared: Arc<QueueShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Notify {
+    fn spawn(mut queue: CompletionQueue, mut callback: impl FnMut(ViId) + Send + 'static) -> io::Result<Notify> {
+        const LONG: Duration = Duration::from_secs(3600);
+        let (stop, shared) = (Arc::new(AtomicBool::new(false)), queue.shared());
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new().name("highwire-notify".into()).spawn(move || {
+            while !stopped.load(Ordering::SeqCst) {
+                match queue.wait_or(LONG, &stopped) {
+                    Ok(Some(id)) => callback(id),
+                    Ok(None) | Err(WaitError::TimedOut(_)) => {}
+                    Err(_) => return,
+                }
+            }
+        })?;
+        Ok(Notify { stop, shared, thread: Some(thread) })
+    }
+}
+
+impl CompletionQueue {
+    /// Waits like [`CompletionQueue::wait`], or until `stop` is set and the queue woken.
+    fn wait_or(&mut self, timeout: Duration, stop: &AtomicBool) -> Result<Option<ViId>, WaitError> {
+        if let Some(id) = self.poll() {
+            return Ok(Some(id));
+        }
+        let (shared, homes, members) = (self.shared.clone(), self.homes.clone(), self.members.clone());
+        let few = self.many.is_none();
+        let version = self.version;
+        let announce = |asleep| {
+            if few {
+                members.iter().for_each(|member| member.set_attention(asleep));
+            }
+        };
+        let slept = shared.sleep(&homes, Some(timeout), announce, || {
+            let found = self.poll().map(Some);
+            found.or_else(|| (self.version != version || stop.load(Ordering::SeqCst)).then_some(None))
+        });
+        Ok(slept.ok().flatten())
+    }
+}
+
+impl Drop for Notify {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+            && !in_forked_child()
+        {
+            let _ = thread.join();
+        }
+    }
+}

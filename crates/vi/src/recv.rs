@@ -1,0 +1,729 @@
+//! The receiving half of a VI.
+//!
+//! A message is one slot, or several when it moves in pulses. It lands in the receive that was
+//! posted first, or in the one that its payload token names; without either it stays where it is,
+//! and the credit window holds its sender back.
+//!
+//! ```text
+//!            post_recv, expect                       first slot
+//!  nothing ───────────────────▶ receives posted ───────────────────▶ landing ──┐ more slots
+//!                                     ▲                                │   ▲   │
+//!                                     └──────── completion ◀── last ───┘   └───┘
+//!  any state ── the peer dies, closes, lies ──▶ ended: every receive comes back with the reason
+//! ```
+
+use crate::descriptor::{Completion, Control, InPlace, Operation, Payload, PayloadToken, Receive, Returns, Target};
+use crate::error::{Failure, PostError, Refused, WaitError};
+use crate::member::{Member, STATE_ABORTED};
+use crate::nic::NicInner;
+use crate::send::PulseRecord;
+use crate::vi::ViId;
+use highwire_mem::{
+    BellRope, Flags, Kind, Lie, PeerBytes, PeerMemory, RegionKind, ReleaseLog, RemoteRegion, SlotHead, SlotReader, Tag,
+    in_forked_child, ticks,
+};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::Duration;
+
+const SPAN_BYTES: usize = 16;
+const SEGMENTS_MAX: usize = 64;
+
+/// What a receiving half has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecvStats {
+    /// Messages received.
+    pub messages: u64,
+    /// Payload bytes received.
+    pub bytes: u64,
+    /// Messages that came in their slot.
+    pub inline: u64,
+    /// Slots whose payload was read from the sender's payload area.
+    pub buffered: u64,
+    /// Slots whose payload was read from the sender's registered memory.
+    pub referenced: u64,
+    /// Messages for a payload token that nobody expects any more; they were dropped.
+    pub orphans: u64,
+    /// Times the peer's bell was rung.
+    pub rings: u64,
+}
+
+/// The receiving half. It belongs to one thread at a time.
+#[derive(Debug)]
+pub struct RecvQueue {
+    member: Arc<Member>,
+    nic: Arc<NicInner>,
+    reader: SlotReader,
+    rope: Arc<BellRope>,
+    posted: VecDeque<Receive>,
+    expected: HashMap<u64, Receive>,
+    landing: Option<Landing>,
+    done: VecDeque<Completion>,
+    log: ReleaseLog,
+    returns: Arc<Returns>,
+    held: u32,
+    ended: Option<Failure>,
+    tag: Tag,
+    /// The last region that payloads came from.
+    source: Option<(u32, RemoteRegion)>,
+    stats: RecvStats,
+    records: Option<Vec<PulseRecord>>,
+}
+
+/// A message of which the first slot has come.
+#[derive(Debug)]
+struct Landing {
+    /// `None` drops the message: nobody expects it any more.
+    receive: Option<Receive>,
+    total: u64,
+    got: u64,
+    immediate: u32,
+    control: Control,
+    payload_token: Option<PayloadToken>,
+    /// The payload of an in-place receive that comes in several slots.
+    copied: Vec<u8>,
+}
+
+enum Step {
+    Completed(Completion),
+    /// Something was done; look at the next slot.
+    Next,
+    /// The next slot has to wait.
+    Stuck,
+}
+
+impl RecvQueue {
+    pub(crate) fn new(
+        member: Arc<Member>,
+        nic: Arc<NicInner>,
+        reader: SlotReader,
+        rope: Arc<BellRope>,
+        tag: Tag,
+    ) -> RecvQueue {
+        let log = ReleaseLog::new(member.peer.ours().clone(), member.block);
+        let returns = Arc::new(Returns::new(member.queue.clone(), member.id));
+        RecvQueue {
+            member,
+            nic,
+            reader,
+            rope,
+            posted: VecDeque::new(),
+            expected: HashMap::new(),
+            landing: None,
+            done: VecDeque::new(),
+            log,
+            returns,
+            held: 0,
+            ended: None,
+            tag,
+            source: None,
+            stats: RecvStats::default(),
+            records: None,
+        }
+    }
+
+    /// The VI's number in this process.
+    pub fn id(&self) -> ViId {
+        self.member.id
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> RecvStats {
+        self.stats
+    }
+
+    /// Gives a place for the next message. Messages fill receives in the order both were posted.
+    #[inline]
+    pub fn post_recv(&mut self, receive: Receive) -> Result<(), Refused<Receive>> {
+        match self.check(&receive) {
+            Ok(()) => {
+                self.posted.push_back(receive);
+                self.member.receivable.store(true, Relaxed);
+                Ok(())
+            }
+            Err(reason) => Err(Refused { reason, descriptor: receive }),
+        }
+    }
+
+    /// Gives a place for the message that was sent with this payload token, whatever comes between:
+    /// an entry of the incoming payload table.
+    pub fn expect(&mut self, token: PayloadToken, receive: Receive) -> Result<(), Refused<Receive>> {
+        let checked = self.check(&receive).and_then(|()| match self.expected.contains_key(&token.0) {
+            true => Err(PostError::TokenInUse(token.0)),
+            false => Ok(()),
+        });
+        match checked {
+            Ok(()) => {
+                self.expected.insert(token.0, receive);
+                self.member.receivable.store(true, Relaxed);
+                Ok(())
+            }
+            Err(reason) => Err(Refused { reason, descriptor: receive }),
+        }
+    }
+
+    /// Takes an expected place back. Nothing lands in it afterwards: a message for it that is
+    /// already on its way is dropped, and one that is just landing comes to nothing.
+    pub fn revoke(&mut self, token: PayloadToken) -> Option<Receive> {
+        if let Some(receive) = self.expected.remove(&token.0) {
+            return Some(receive);
+        }
+        let landing = self.landing.as_mut().filter(|landing| landing.payload_token == Some(token))?;
+        landing.receive.take()
+    }
+
+    fn check(&self, receive: &Receive) -> Result<(), PostError> {
+        if in_forked_child() {
+            return Err(PostError::ForkedChild);
+        }
+        if let Some(failure) = self.ended {
+            return Err(PostError::NotConnected(failure));
+        }
+        let limit = self.nic.config.descriptors_max;
+        if self.posted.len() + self.expected.len() >= limit {
+            return Err(PostError::QueueFull { limit });
+        }
+        let wrong = |buffer: &highwire_mem::Buffer| (buffer.tag() != self.tag).then(|| buffer.tag());
+        let wrong_tag = match &receive.target {
+            Target::Buffer(buffer) => wrong(buffer),
+            Target::Scatter(buffers) if buffers.len() > SEGMENTS_MAX => {
+                return Err(PostError::TooManySegments { segments: buffers.len(), limit: SEGMENTS_MAX });
+            }
+            Target::Scatter(buffers) => buffers.iter().find_map(wrong),
+            Target::Nowhere | Target::InPlace => None,
+        };
+        match wrong_tag {
+            Some(buffer) => Err(PostError::WrongTag { buffer, vi: self.tag }),
+            None => Ok(()),
+        }
+    }
+
+    /// The next completion, if there is one. Does not wait.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Completion> {
+        if in_forked_child() {
+            return None;
+        }
+        if !self.done.is_empty() || self.ended.is_some() {
+            return self.take_done();
+        }
+        if self.returns.waiting.load(Acquire) {
+            self.take_returns();
+        }
+        loop {
+            let step = match self.reader.head() {
+                Ok(Some(head)) => self.handle(&head),
+                Ok(None) => {
+                    if !self.rest() {
+                        return self.take_done();
+                    }
+                    continue;
+                }
+                Err(lie) => Err(lie),
+            };
+            match step {
+                Ok(Step::Completed(completion)) => return Some(completion),
+                Ok(Step::Next) => {}
+                Ok(Step::Stuck) => {
+                    self.publish_progress();
+                    if self.ended.is_none() && self.member.over() {
+                        self.notice_end_of_stuck();
+                    }
+                    return self.take_done();
+                }
+                Err(lie) => {
+                    self.member.break_off(Failure::PeerLied(lie));
+                    self.rope.ring();
+                    self.end(Failure::PeerLied(lie));
+                    return self.take_done();
+                }
+            }
+        }
+    }
+
+    /// Waits for the next completion, at most `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
+        let (member, nic) = (self.member.clone(), self.nic.clone());
+        member.wait_for(&nic.spin, timeout, || self.poll_or_end())?
+    }
+
+    pub(crate) fn poll_or_end(&mut self) -> Option<Result<Completion, WaitError>> {
+        let polled = self.poll().map(Ok);
+        polled.or_else(|| self.ended.map(|failure| Err(WaitError::NotConnected(failure))))
+    }
+
+    /// Gives a payload back to its sender at once.
+    pub fn release(&mut self, mut payload: InPlace) {
+        if let Some((slot, returns)) = payload.held.take() {
+            if Arc::ptr_eq(&returns, &self.returns) {
+                self.release_slot(slot);
+                self.ring_if(self.reader.bell_wanted());
+            } else {
+                // Of another VI: it goes back the long way.
+                payload.held = Some((slot, returns));
+            }
+        }
+    }
+
+    /// Starts recording pulses, the last `capacity` of them.
+    pub fn record_pulses(&mut self, capacity: usize) {
+        self.records = Some(Vec::with_capacity(capacity));
+    }
+
+    /// The pulses recorded so far.
+    pub fn take_pulses(&mut self) -> Vec<PulseRecord> {
+        self.records.as_mut().map(|records| std::mem::replace(records, Vec::with_capacity(records.capacity()))).unwrap_or_default()
+    }
+
+    /// Why the VI is over, once this half has noticed.
+    pub fn ended(&self) -> Option<Failure> {
+        self.ended
+    }
+
+    #[inline]
+    fn take_done(&mut self) -> Option<Completion> {
+        let next = self.done.pop_front();
+        if self.done.is_empty() {
+            self.member.received.store(false, Relaxed);
+        }
+        next
+    }
+
+    #[inline]
+    fn handle(&mut self, head: &SlotHead) -> Result<Step, Lie> {
+        let whole_inline = head.kind == Kind::Inline && head.flags.has(Flags::WHOLE) && !head.flags.has(Flags::TOKEN);
+        if whole_inline && self.landing.is_none() {
+            let length = head.length as usize;
+            match self.posted.front_mut() {
+                Some(Receive { target: Target::Buffer(buffer), .. }) if buffer.len() >= length => {
+                    self.reader.content(usize::from(head.control), &mut buffer[..length]);
+                    let control = self.read_control(head, 0);
+                    let receive = self.take_posted();
+                    self.stats.inline += 1;
+                    self.step_over(head, false);
+                    return Ok(Step::Completed(self.complete(receive, length, head.immediate, control)));
+                }
+                None => return Ok(Step::Stuck),
+                Some(_) => {}
+            }
+        }
+        if head.flags.has(Flags::FIRST) { self.begin(head) } else { self.go_on(head) }
+    }
+
+    /// The first slot of a message, where the fast way above did not fit.
+    fn begin(&mut self, head: &SlotHead) -> Result<Step, Lie> {
+        let index = self.reader.tail();
+        if self.landing.is_some() {
+            return Err(Lie::OutOfPlace { index, what: "a message begins inside another" });
+        }
+        let mut at = 0;
+        let payload_token = head.flags.has(Flags::TOKEN).then(|| PayloadToken(self.read_u64(&mut at)));
+        let whole = head.flags.has(Flags::LAST);
+        let total = if whole { u64::from(head.length) } else { self.read_u64(&mut at) };
+        let limit = self.nic.config.message_bytes_max;
+        if total > limit {
+            return Err(Lie::MessageTooLong { total, limit });
+        }
+        let place = match payload_token {
+            Some(token) => self.expected.get(&token.0),
+            None if self.posted.is_empty() => return Ok(Step::Stuck),
+            None => self.posted.front(),
+        };
+        let capacity = place.map_or(u64::MAX, Receive::capacity);
+        let in_place = place.is_some_and(|receive| matches!(receive.target, Target::InPlace));
+        let holds = in_place && whole && head.kind == Kind::Spans;
+        if holds && self.held >= self.member.block.shape().loans() {
+            return Ok(Step::Stuck);
+        }
+        let receive = match payload_token {
+            Some(token) => self.take_expected(token),
+            None => Some(self.take_posted()),
+        };
+        if total > capacity
+            && let Some(receive) = receive
+        {
+            // The message stays: a receive that is large enough gets it.
+            let failure = Failure::TooLong { message: total, buffer: capacity };
+            return Ok(Step::Completed(failed(receive, payload_token, failure)));
+        }
+        if receive.is_none() {
+            self.stats.orphans += 1;
+        }
+        let control = self.read_control(head, head.prefix_bytes());
+        let mut landing =
+            Landing { receive, total, got: 0, immediate: head.immediate, control, payload_token, copied: Vec::new() };
+        if holds {
+            let payload = self.hold(head, at)?;
+            return Ok(Step::Completed(self.complete_in_place(landing, payload)));
+        }
+        self.land(head, at, &mut landing)?;
+        if self.is_void(head) {
+            return Ok(self.drop_void(landing));
+        }
+        self.step_over(head, false);
+        if whole {
+            return Ok(self.finish(landing));
+        }
+        self.landing = Some(landing);
+        self.note_receivable();
+        Ok(Step::Next)
+    }
+
+    /// A later slot of a message.
+    fn go_on(&mut self, head: &SlotHead) -> Result<Step, Lie> {
+        let index = self.reader.tail();
+        let Some(mut landing) = self.landing.take() else {
+            return Err(Lie::OutOfPlace { index, what: "a message goes on that was never begun" });
+        };
+        self.land(head, 0, &mut landing)?;
+        if self.is_void(head) {
+            return Ok(self.drop_void(landing));
+        }
+        self.step_over(head, false);
+        if !head.flags.has(Flags::LAST) {
+            self.landing = Some(landing);
+            return Ok(Step::Next);
+        }
+        if landing.got != landing.total {
+            return Err(Lie::OutOfPlace { index, what: "a message ends before all of it came" });
+        }
+        self.note_receivable();
+        Ok(self.finish(landing))
+    }
+
+    /// True if the sender aborted, so that memory it referred to may have been reused while we read.
+    fn is_void(&self, head: &SlotHead) -> bool {
+        head.kind == Kind::Spans && self.member.peer_state() == STATE_ABORTED
+    }
+
+    #[cold]
+    fn drop_void(&mut self, landing: Landing) -> Step {
+        self.landing = Some(landing);
+        self.end(Failure::PeerAborted);
+        Step::Stuck
+    }
+
+    fn finish(&mut self, landing: Landing) -> Step {
+        let Landing { receive, got, immediate, control, payload_token, copied, .. } = landing;
+        let Some(receive) = receive else { return Step::Next };
+        if matches!(receive.target, Target::InPlace) {
+            let payload = InPlace { first: None, rest: Vec::new(), copied, frozen: None, held: None };
+            let mut completion = self.complete(receive, got as usize, immediate, control);
+            completion.payload_token = payload_token;
+            completion.payload = Payload::InPlace(payload);
+            return Step::Completed(completion);
+        }
+        let mut completion = self.complete(receive, got as usize, immediate, control);
+        completion.payload_token = payload_token;
+        Step::Completed(completion)
+    }
+
+    /// Copies what this slot carries to where its message lands.
+    fn land(&mut self, head: &SlotHead, spans_at: usize, landing: &mut Landing) -> Result<(), Lie> {
+        let reached = landing.got + u64::from(head.length);
+        if reached > landing.total {
+            return Err(Lie::MessageOverrun { total: landing.total, reached });
+        }
+        let started = self.records.is_some().then(ticks);
+        match head.kind {
+            Kind::Written => {}
+            Kind::Inline => {
+                self.stats.inline += 1;
+                let at = head.prefix_bytes() + usize::from(head.control);
+                let mut bytes = [0; highwire_mem::CONTENT_BYTES];
+                let bytes = &mut bytes[..head.length as usize];
+                self.reader.content(at, bytes);
+                scatter(landing, |from, into| into.copy_from_slice(&bytes[from..from + into.len()]), bytes.len());
+            }
+            Kind::Spans => {
+                let mut sum = 0;
+                for number in 0..usize::from(head.spans) {
+                    let (memory, offset, length) = self.span(spans_at + number * SPAN_BYTES)?;
+                    sum += length as u64;
+                    if sum > u64::from(head.length) {
+                        break;
+                    }
+                    scatter(landing, |from, into| memory.copy_out(offset + from, into), length);
+                }
+                self.check_spans(head, sum)?;
+            }
+        }
+        if let (Some(started), Some(records)) = (started, &mut self.records)
+            && records.len() < records.capacity()
+        {
+            let message = self.stats.messages;
+            records.push(PulseRecord { message, bytes: head.length as usize, started, ended: ticks() });
+        }
+        Ok(())
+    }
+
+    /// Keeps this slot's payload where it is.
+    fn hold(&mut self, head: &SlotHead, spans_at: usize) -> Result<InPlace, Lie> {
+        let mut payload = InPlace { first: None, rest: Vec::new(), copied: Vec::new(), frozen: None, held: None };
+        let mut sum = 0;
+        for number in 0..usize::from(head.spans) {
+            let (memory, offset, length) = self.span(spans_at + number * SPAN_BYTES)?;
+            sum += length as u64;
+            let Some(bytes) = PeerBytes::new(memory, offset, length) else { break };
+            if payload.first.is_none() {
+                let frozen = self.source.as_ref().filter(|(_, region)| region.kind() == RegionKind::Frozen);
+                if head.spans == 1 {
+                    payload.frozen = frozen.map(|(_, region)| (region.clone(), offset));
+                }
+                payload.first = Some(bytes);
+            } else {
+                payload.rest.push(bytes);
+            }
+        }
+        self.check_spans(head, sum)?;
+        payload.held = Some((self.reader.tail(), self.returns.clone()));
+        self.held += 1;
+        self.step_over(head, true);
+        Ok(payload)
+    }
+
+    fn check_spans(&self, head: &SlotHead, sum: u64) -> Result<(), Lie> {
+        if sum != u64::from(head.length) {
+            return Err(Lie::MessageOverrun { total: u64::from(head.length), reached: sum });
+        }
+        Ok(())
+    }
+
+    /// Where a span is: a place that was checked to lie inside one of the peer's regions.
+    #[inline]
+    fn span(&mut self, at: usize) -> Result<(PeerMemory, usize, usize), Lie> {
+        let mut bytes = [0; SPAN_BYTES];
+        self.reader.content(at, &mut bytes);
+        let region = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        let offset = u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]));
+        let memory = if region == 0 {
+            self.source = None;
+            self.stats.buffered += 1;
+            self.member.peer.theirs().clone()
+        } else {
+            self.stats.referenced += 1;
+            self.source_region(region)?
+        };
+        let inside = offset.checked_add(u64::from(length)).is_some_and(|end| end <= memory.len() as u64);
+        if !inside {
+            return Err(Lie::SpanOutside { region, offset, length, bytes: memory.len() as u64 });
+        }
+        Ok((memory, offset as usize, length as usize))
+    }
+
+    fn source_region(&mut self, region: u32) -> Result<PeerMemory, Lie> {
+        if let Some((last, remote)) = &self.source
+            && *last == region
+        {
+            return Ok(remote.memory());
+        }
+        let remote = self.member.peer.remote_region(region)?;
+        let memory = remote.memory();
+        self.source = Some((region, remote));
+        Ok(memory)
+    }
+
+    fn complete_in_place(&mut self, landing: Landing, payload: InPlace) -> Completion {
+        let length = payload.len();
+        let token = landing.receive.as_ref().map_or(0, |receive| receive.token);
+        let mut completion =
+            self.complete(Receive::new(token).in_place(), length, landing.immediate, landing.control);
+        completion.payload_token = landing.payload_token;
+        completion.payload = Payload::InPlace(payload);
+        completion
+    }
+
+    #[inline]
+    fn complete(&mut self, receive: Receive, length: usize, immediate: u32, control: Control) -> Completion {
+        self.stats.messages += 1;
+        self.stats.bytes += length as u64;
+        Completion {
+            token: receive.token,
+            operation: Operation::Receive,
+            status: Ok(()),
+            length,
+            immediate,
+            control,
+            payload_token: None,
+            payload: receive.into_payload(),
+        }
+    }
+
+    #[inline]
+    fn take_posted(&mut self) -> Receive {
+        let receive = self.posted.pop_front().expect("looked at before");
+        if self.posted.is_empty() {
+            self.note_receivable();
+        }
+        receive
+    }
+
+    fn take_expected(&mut self, token: PayloadToken) -> Option<Receive> {
+        let receive = self.expected.remove(&token.0);
+        self.note_receivable();
+        receive
+    }
+
+    fn note_receivable(&self) {
+        // A message that is landing needs no further receive. One with a token can always be
+        // consumed, but nobody expects it: it waits for the next poll.
+        let receivable = !self.posted.is_empty() || !self.expected.is_empty() || self.landing.is_some();
+        self.member.receivable.store(receivable, Relaxed);
+    }
+
+    #[inline]
+    fn read_control(&self, head: &SlotHead, at: usize) -> Control {
+        let mut control = Control::EMPTY;
+        if head.control > 0 {
+            self.reader.content(at, control.space(usize::from(head.control)));
+        }
+        control
+    }
+
+    fn read_u64(&self, at: &mut usize) -> u64 {
+        let mut bytes = [0; 8];
+        self.reader.content(*at, &mut bytes);
+        *at += 8;
+        u64::from_le_bytes(bytes)
+    }
+
+    #[inline]
+    fn step_over(&mut self, head: &SlotHead, hold: bool) {
+        self.reader.consume(head.flags.has(Flags::ACKNOWLEDGE), hold);
+        if self.reader.publish_due() {
+            self.publish_progress();
+        }
+    }
+
+    #[inline]
+    fn publish_progress(&mut self) {
+        if self.reader.unpublished() {
+            let wanted = self.reader.publish();
+            self.ring_if(wanted);
+        }
+    }
+
+    #[inline]
+    fn ring_if(&mut self, wanted: bool) {
+        if wanted {
+            self.rope.ring();
+            self.stats.rings += 1;
+        }
+    }
+
+    fn release_slot(&mut self, slot: u64) {
+        // The writer must see it consumed before it sees it given back.
+        self.publish_progress();
+        self.log.release(slot);
+        self.held -= 1;
+    }
+
+    #[cold]
+    fn take_returns(&mut self) {
+        for slot in self.returns.take() {
+            self.release_slot(slot);
+        }
+        self.ring_if(self.reader.bell_wanted());
+    }
+
+    /// Nothing to read: tell the writer how far we are, and see whether it is still there. True if
+    /// there is something to read after all.
+    #[inline]
+    fn rest(&mut self) -> bool {
+        self.publish_progress();
+        if !self.member.over() {
+            return false;
+        }
+        // What was published before the end comes first; the state was read with acquire order.
+        let void = self.member.peer_state() == STATE_ABORTED || self.member.broken.get().is_some();
+        if !void && self.reader.ready() {
+            return true;
+        }
+        if let Some(failure) = self.member.end() {
+            self.end(failure);
+        }
+        false
+    }
+
+    /// The peer is gone and left a message that no receive was posted for. It stays until one is,
+    /// so the VI is over only for the sending half; but a void connection is over for both.
+    #[cold]
+    fn notice_end_of_stuck(&mut self) {
+        if self.member.peer_state() == STATE_ABORTED || self.member.broken.get().is_some() {
+            let failure = self.member.end().unwrap_or(Failure::PeerAborted);
+            self.end(failure);
+        }
+    }
+
+    #[cold]
+    fn end(&mut self, failure: Failure) {
+        self.ended = Some(failure);
+        self.member.ended.fetch_add(1, Relaxed);
+        let landing = self.landing.take().and_then(|landing| Some((landing.receive?, landing.payload_token)));
+        let posted = self.posted.drain(..).map(|receive| (receive, None));
+        let expected = self.expected.drain().map(|(token, receive)| (receive, Some(PayloadToken(token))));
+        let all: Vec<_> = landing.into_iter().chain(posted).chain(expected).collect();
+        self.done.extend(all.into_iter().map(|(receive, token)| failed(receive, token, failure)));
+        self.member.receivable.store(false, Relaxed);
+        if !self.done.is_empty() {
+            self.member.show(&self.member.received);
+        }
+    }
+
+    pub(crate) fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+}
+
+/// Walks through the buffers of a landing message and lets `copy` fill `length` bytes from its
+/// place on. `copy` is told how far into the source it is.
+#[inline]
+fn scatter(landing: &mut Landing, mut copy: impl FnMut(usize, &mut [u8]), length: usize) {
+    let at = landing.got as usize;
+    landing.got += length as u64;
+    match landing.receive.as_mut().map(|receive| &mut receive.target) {
+        None | Some(Target::Nowhere) => {}
+        Some(Target::Buffer(buffer)) => copy(0, &mut buffer[at..at + length]),
+        Some(Target::InPlace) => {
+            landing.copied.resize(at + length, 0);
+            copy(0, &mut landing.copied[at..]);
+        }
+        Some(Target::Scatter(buffers)) => {
+            let (mut skip, mut from) = (at, 0);
+            for buffer in buffers {
+                if skip >= buffer.len() {
+                    skip -= buffer.len();
+                    continue;
+                }
+                let take = (buffer.len() - skip).min(length - from);
+                copy(from, &mut buffer[skip..skip + take]);
+                from += take;
+                skip = 0;
+                if from == length {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn failed(receive: Receive, payload_token: Option<PayloadToken>, failure: Failure) -> Completion {
+    Completion {
+        token: receive.token,
+        operation: Operation::Receive,
+        status: Err(failure),
+        length: 0,
+        immediate: 0,
+        control: Control::EMPTY,
+        payload_token,
+        payload: receive.into_payload(),
+    }
+}
+
+impl Drop for RecvQueue {
+    fn drop(&mut self) {
+        crate::vi::half_dropped(&self.member, &self.rope);
+    }
+}

@@ -1,0 +1,1140 @@
+//! The sending half of a VI.
+//!
+//! A message goes by the first of these ways that fits: *inline*, in the slot; *referenced*, its
+//! buffers read by the receiver where they are; *buffered*, copied into this side's payload area,
+//! large ones in pulses so that the receiver copies out while we still copy in.
+//!
+//! ```text
+//!  post_send ──▶ pending ──▶ published ──▶ consumed ──┬──▶ freed      (inline, buffered: done at
+//!                  │ no room    slot is visible       │                publication; referenced and
+//!                  ▼ waits                            └──▶ held ──▶    reliable reception: done
+//!               next poll                               released      when freed or consumed)
+//!  any state ── the peer dies, closes, lies ──▶ ended: every message comes back with the reason
+//! ```
+
+use crate::config::{Path, Reliability, ViOptions};
+use crate::descriptor::{
+    Completion, Control, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Segment,
+};
+use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
+use crate::member::Member;
+use crate::nic::NicInner;
+use crate::remote::RemoteKey;
+use crate::vi::ViId;
+use highwire_mem::{
+    BellRope, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook, PayloadArea,
+    Region, RemoteRegion, SlotHead, SlotWriter, Tag, Ticks, in_forked_child, ticks,
+};
+use highwire_pulse::Pulse;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+const SPAN_BYTES: usize = 16;
+/// Segments of a message; more than fit a slot are copied rather than referenced.
+const SEGMENTS_MAX: usize = 64;
+/// A piece of the payload area is not worth having below this.
+const PIECE_BYTES_LEAST: usize = 16 << 10;
+
+/// One copy of a pulse, in or out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PulseRecord {
+    /// Which message of the VI, counted from 0.
+    pub message: u64,
+    /// Bytes moved.
+    pub bytes: usize,
+    /// When the copy began.
+    pub started: Ticks,
+    /// When it ended: for a sender, when the pulse was published.
+    pub ended: Ticks,
+}
+
+/// What a sending half has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendStats {
+    /// Messages accepted.
+    pub messages: u64,
+    /// Payload bytes in them.
+    pub bytes: u64,
+    /// Messages that went inline.
+    pub inline: u64,
+    /// Messages that were copied into the payload area.
+    pub buffered: u64,
+    /// Messages that were referenced.
+    pub referenced: u64,
+    /// Pulses that copied messages were cut into.
+    pub pulses: u64,
+    /// Times a message had to wait for room.
+    pub waits: u64,
+    /// Times the payload area grew.
+    pub growths: u64,
+    /// Times the peer's bell was rung.
+    pub rings: u64,
+}
+
+/// The sending half. It belongs to one thread at a time.
+#[derive(Debug)]
+pub struct SendQueue {
+    member: Arc<Member>,
+    nic: Arc<NicInner>,
+    writer: SlotWriter,
+    rope: Arc<BellRope>,
+    area: PayloadArea,
+    pulse: Pulse,
+    reliability: Reliability,
+    path: Path,
+    tag: Tag,
+    pending: VecDeque<Outgoing>,
+    in_flight: VecDeque<InFlight>,
+    loans: LoanBook<Loan>,
+    /// Messages in flight or on loan whose completion is still to come.
+    finishing: usize,
+    done: VecDeque<Completion>,
+    ended: Option<Failure>,
+    /// The region that was handed over last: the common case needs no lock.
+    given: u32,
+    stats: SendStats,
+    records: Option<Vec<PulseRecord>>,
+}
+
+/// A message that is not published in full.
+#[derive(Debug)]
+struct Outgoing {
+    message: Message,
+    way: Way,
+    total: usize,
+    sent: usize,
+    /// The piece of the payload area being filled, and how much of it is.
+    piece: Option<(Extent, usize)>,
+    /// Bytes copied into the piece but not published yet.
+    buffered: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Inline,
+    Buffered,
+    Referenced,
+    /// Through the slots alone: there is no payload area to be had.
+    Slots,
+}
+
+/// A slot that was published and about which something is to be done when it is consumed.
+#[derive(Debug)]
+struct InFlight {
+    index: u64,
+    extent: Option<u64>,
+    finish: Option<Finish>,
+    /// The reader may keep its payload.
+    lendable: bool,
+}
+
+/// What a completion is made of.
+#[derive(Debug)]
+struct Finish {
+    token: u64,
+    length: usize,
+    payload: Payload,
+    /// Only when the reader has given the payload back.
+    when_freed: bool,
+}
+
+#[derive(Debug)]
+struct Loan {
+    extent: Option<u64>,
+    finish: Option<Finish>,
+}
+
+enum Advance {
+    Finished,
+    Blocked(Outgoing),
+}
+
+impl SendQueue {
+    pub(crate) fn new(
+        member: Arc<Member>,
+        nic: Arc<NicInner>,
+        writer: SlotWriter,
+        loans: LoanBookParts,
+        rope: Arc<BellRope>,
+        options: &ViOptions<'_>,
+    ) -> SendQueue {
+        let pulse = Pulse::new(options.pulses, nic.config.minpulse);
+        SendQueue {
+            member,
+            nic,
+            writer,
+            rope,
+            area: PayloadArea::new(),
+            pulse,
+            reliability: options.reliability,
+            path: options.path,
+            tag: options.tag.unwrap_or(Tag(0)),
+            pending: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            loans: loans.0,
+            finishing: 0,
+            done: VecDeque::new(),
+            ended: None,
+            given: 0,
+            stats: SendStats::default(),
+            records: None,
+        }
+    }
+
+    /// The VI's number in this process.
+    pub fn id(&self) -> ViId {
+        self.member.id
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> SendStats {
+        self.stats
+    }
+
+    /// Why the VI is over, once this half has noticed.
+    pub fn ended(&self) -> Option<Failure> {
+        self.ended
+    }
+
+    /// Sends a message. It goes at once where there is room, otherwise as the queue is polled.
+    #[inline]
+    pub fn post_send(&mut self, message: Message) -> Result<(), Refused<Message>> {
+        match self.check(&message) {
+            Ok((way, total)) => {
+                self.stats.messages += 1;
+                self.stats.bytes += total as u64;
+                if way == Way::Inline && self.pending.is_empty() && self.has_credit() {
+                    self.publish_inline(message, total);
+                } else {
+                    self.enqueue(message, way, total);
+                }
+                Ok(())
+            }
+            Err(reason) => Err(Refused { reason, descriptor: message }),
+        }
+    }
+
+    /// Sends a copy of `bytes`; they are yours again when this returns. Refused, with nothing sent,
+    /// when there is no room for all of them now.
+    #[inline]
+    pub fn send_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
+        self.check_open()?;
+        let no_room = PostError::NoRoom { bytes: bytes.len() };
+        if !self.pending.is_empty() {
+            self.progress();
+        }
+        if !self.pending.is_empty() || !self.has_credit() {
+            return Err(no_room);
+        }
+        if bytes.len() <= CONTENT_BYTES {
+            self.stats.messages += 1;
+            self.stats.bytes += bytes.len() as u64;
+            self.stats.inline += 1;
+            let head = self.head(Kind::Inline, Flags::WHOLE, bytes.len(), 0);
+            let index = self.writer.publish(head, &[], &[], bytes);
+            self.ring_if_wanted();
+            self.finish_at(index, Finish { token, length: bytes.len(), payload: Payload::None, when_freed: false });
+            return Ok(());
+        }
+        self.send_bytes_buffered(token, bytes, no_room)
+    }
+
+    fn send_bytes_buffered(&mut self, token: u64, bytes: &[u8], no_room: PostError) -> Result<(), PostError> {
+        let extent = loop {
+            if let Some(extent) = self.area.reserve(bytes.len(), bytes.len()) {
+                break extent;
+            }
+            self.look_at_progress();
+            if let Some(extent) = self.area.reserve(bytes.len(), bytes.len()) {
+                break extent;
+            }
+            if !self.grow() {
+                return Err(no_room);
+            }
+        };
+        self.stats.messages += 1;
+        self.stats.bytes += bytes.len() as u64;
+        self.stats.buffered += 1;
+        self.member.peer.ours().copy_in(extent.offset, bytes);
+        let head = SlotHead { spans: 1, ..self.head(Kind::Spans, Flags::WHOLE, bytes.len(), 0) };
+        let index = self.writer.publish(head, &span(0, bytes.len(), extent.offset), &[], &[]);
+        self.stats.pulses += 1;
+        self.ring_if_wanted();
+        let finish = Finish { token, length: bytes.len(), payload: Payload::None, when_freed: false };
+        self.after_publication(index, Some(extent.id), finish);
+        Ok(())
+    }
+
+    /// Writes into memory that the peer exported.
+    pub fn rdma_write(&mut self, write: RdmaWrite) -> Result<(), Refused<RdmaWrite>> {
+        let checked = self.check_remote(write.key, write.offset, write.payload.total());
+        let checked = checked.and_then(|region| {
+            if region.writable().is_none() {
+                return Err(PostError::ReadOnly { region: write.key.region });
+            }
+            if write.immediate.is_some() && !self.has_credit() {
+                return Err(PostError::QueueFull { limit: self.member.block.shape().depth() as usize });
+            }
+            self.check_tags(&write.payload)?;
+            Ok(region)
+        });
+        let region = match checked {
+            Ok(region) => region,
+            Err(reason) => return Err(Refused { reason, descriptor: write }),
+        };
+        let RdmaWrite { token, offset, immediate, payload, .. } = write;
+        let mut at = offset as usize;
+        for_each_segment(&payload, |bytes| {
+            if let Some(memory) = region.writable() {
+                memory.copy_in(at, bytes);
+            }
+            at += bytes.len();
+        });
+        if let Some(immediate) = immediate {
+            let head = self.head(Kind::Written, Flags::WHOLE, 0, immediate);
+            self.writer.publish(head, &[], &[], &[]);
+            self.ring_if_wanted();
+        }
+        let length = at - offset as usize;
+        self.push_done(completion(token, Operation::RdmaWrite, Ok(()), length, payload));
+        Ok(())
+    }
+
+    /// Reads from memory that the peer granted.
+    pub fn rdma_read(&mut self, mut read: RdmaRead) -> Result<(), Refused<RdmaRead>> {
+        let length = read.into.len();
+        let checked = self.check_remote(read.key, read.offset, length as u64).and_then(|region| {
+            if read.into.tag() != self.tag {
+                return Err(PostError::WrongTag { buffer: read.into.tag(), vi: self.tag });
+            }
+            Ok(region)
+        });
+        match checked {
+            Ok(region) => {
+                region.memory().copy_out(read.offset as usize, &mut read.into);
+                let payload = Payload::Buffer(read.into);
+                self.push_done(completion(read.token, Operation::RdmaRead, Ok(()), length, payload));
+                Ok(())
+            }
+            Err(reason) => Err(Refused { reason, descriptor: read }),
+        }
+    }
+
+    /// Lets the peer read a registered region.
+    pub fn grant(&self, region: &Region) -> Result<RemoteKey, GrantError> {
+        self.check_grant(region.tag())?;
+        if region.is_freezable() {
+            return Err(GrantError::NotFrozenYet);
+        }
+        self.member.peer.give_region(region)?;
+        Ok(RemoteKey { region: region.id(), tag: region.tag(), bytes: region.len() as u64 })
+    }
+
+    /// Lets the peer read and write an exported region, for as long as it lives.
+    pub fn grant_exported(&self, region: &Exported) -> Result<RemoteKey, GrantError> {
+        self.check_grant(region.tag())?;
+        self.member.peer.give_exported(region)?;
+        Ok(RemoteKey { region: region.id(), tag: region.tag(), bytes: region.memory().len() as u64 })
+    }
+
+    /// Lets the peer read a frozen region.
+    pub fn grant_frozen(&self, region: &Frozen) -> Result<RemoteKey, GrantError> {
+        self.check_grant(region.tag())?;
+        self.member.peer.give_frozen(region)?;
+        Ok(RemoteKey { region: region.id(), tag: region.tag(), bytes: region.len() as u64 })
+    }
+
+    fn check_grant(&self, region: Tag) -> Result<(), GrantError> {
+        match self.member.end() {
+            Some(failure) => Err(GrantError::NotConnected(failure)),
+            None if region != self.tag => Err(GrantError::WrongTag { region, vi: self.tag }),
+            None => Ok(()),
+        }
+    }
+
+    /// The next completion, if there is one. Does not wait; moves messages that wait for room.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Completion> {
+        if in_forked_child() {
+            return None;
+        }
+        if self.is_busy() {
+            self.progress();
+        }
+        if self.done.is_empty() {
+            self.notice_end();
+        }
+        self.take_done()
+    }
+
+    /// Waits for the next completion, at most `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
+        let (member, nic) = (self.member.clone(), self.nic.clone());
+        member.wait_for(&nic.spin, timeout, || self.poll_or_end())?
+    }
+
+    /// Waits until everything posted is published, and every completion that depends on the peer
+    /// has come. The completions stay to be polled.
+    pub fn flush(&mut self, timeout: Duration) -> Result<(), WaitError> {
+        let (member, nic) = (self.member.clone(), self.nic.clone());
+        member.wait_for(&nic.spin, timeout, || {
+            self.progress();
+            self.notice_end();
+            match self.ended {
+                Some(failure) => Some(Err(WaitError::NotConnected(failure))),
+                None => (!self.is_awaiting()).then_some(Ok(())),
+            }
+        })?
+    }
+
+    fn poll_or_end(&mut self) -> Option<Result<Completion, WaitError>> {
+        let polled = self.poll().map(Ok);
+        polled.or_else(|| self.ended.map(|failure| Err(WaitError::NotConnected(failure))))
+    }
+
+    /// Starts recording pulses, the first `capacity` of them.
+    pub fn record_pulses(&mut self, capacity: usize) {
+        self.records = Some(Vec::with_capacity(capacity));
+    }
+
+    /// The pulses recorded so far.
+    pub fn take_pulses(&mut self) -> Vec<PulseRecord> {
+        self.records
+            .as_mut()
+            .map(|records| std::mem::replace(records, Vec::with_capacity(records.capacity())))
+            .unwrap_or_default()
+    }
+
+    #[inline]
+    pub(crate) fn take_done(&mut self) -> Option<Completion> {
+        let next = self.done.pop_front()?;
+        if self.done.is_empty() {
+            self.member.sent.store(false, Relaxed);
+        }
+        Some(next)
+    }
+
+    /// True if progress could bring something.
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.in_flight.is_empty() || !self.pending.is_empty() || self.loans.outstanding()
+    }
+
+    fn is_awaiting(&self) -> bool {
+        self.finishing > 0 || !self.pending.is_empty()
+    }
+
+    #[inline]
+    pub(crate) fn notice_end(&mut self) {
+        if self.ended.is_none()
+            && self.member.over()
+            && let Some(failure) = self.member.end()
+        {
+            self.end(failure);
+        }
+    }
+
+    #[inline]
+    fn check_open(&mut self) -> Result<(), PostError> {
+        if in_forked_child() {
+            return Err(PostError::ForkedChild);
+        }
+        self.notice_end();
+        match self.ended {
+            Some(failure) => Err(PostError::NotConnected(failure)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_remote(&mut self, key: RemoteKey, offset: u64, bytes: u64) -> Result<RemoteRegion, PostError> {
+        self.check_open()?;
+        let region = self
+            .member
+            .peer
+            .remote_region(key.region)
+            .map_err(|_| PostError::UnknownRegion { region: key.region })?;
+        if region.tag() != self.tag || key.tag != self.tag {
+            return Err(PostError::WrongTag { buffer: region.tag(), vi: self.tag });
+        }
+        let region_bytes = region.memory().len() as u64;
+        match offset.checked_add(bytes) {
+            Some(end) if end <= region_bytes => Ok(region),
+            _ => Err(PostError::OutOfRange { offset, bytes, region_bytes }),
+        }
+    }
+
+    fn check_tags(&self, payload: &Payload) -> Result<(), PostError> {
+        let check = |tag: Tag| match tag == self.tag {
+            true => Ok(()),
+            false => Err(PostError::WrongTag { buffer: tag, vi: self.tag }),
+        };
+        match payload {
+            Payload::None | Payload::InPlace(_) => Ok(()),
+            Payload::Buffer(buffer) => check(buffer.tag()),
+            Payload::Segments(segments) => segments.iter().try_for_each(|segment| match segment {
+                Segment::Buffer(buffer) => check(buffer.tag()),
+                Segment::Shared(buffer) => check(buffer.buffer().tag()),
+                Segment::Frozen(region, _) => check(region.tag()),
+            }),
+        }
+    }
+
+    /// Whether a message may be sent, by which way, and its length.
+    #[inline]
+    fn check(&mut self, message: &Message) -> Result<(Way, usize), PostError> {
+        self.check_open()?;
+        self.check_tags(&message.payload)?;
+        if message.control_given > CONTROL_BYTES_MAX {
+            return Err(PostError::ControlTooLong { bytes: message.control_given });
+        }
+        let limit = self.nic.config.descriptors_max;
+        if self.pending.len() + self.finishing >= limit {
+            self.progress();
+            if self.pending.len() + self.finishing >= limit {
+                return Err(PostError::QueueFull { limit });
+            }
+        }
+        let bytes = message.payload.total();
+        if bytes > self.nic.config.message_bytes_max {
+            return Err(PostError::TooLong { bytes, limit: self.nic.config.message_bytes_max });
+        }
+        let total = bytes as usize;
+        let prefix = if message.payload_token.is_some() { 8 } else { 0 };
+        let room = CONTENT_BYTES - prefix - message.control.len();
+        let path = message.path.unwrap_or(self.path);
+        if total == 0 || path != Path::Referenced && total <= room {
+            return Ok((Way::Inline, total));
+        }
+        let segments = match &message.payload {
+            Payload::Segments(segments) => segments.len(),
+            _ => 1,
+        };
+        if segments > SEGMENTS_MAX {
+            return Err(PostError::TooManySegments { segments, limit: SEGMENTS_MAX });
+        }
+        let refer = match path {
+            Path::Buffered => false,
+            Path::Referenced => true,
+            Path::Choose => total >= self.nic.config.reference_from && segments * SPAN_BYTES <= room,
+        };
+        if !refer {
+            return Ok((Way::Buffered, total));
+        }
+        if segments * SPAN_BYTES > room {
+            return Err(PostError::TooManySegments { segments, limit: room / SPAN_BYTES });
+        }
+        self.hand_over(&message.payload)?;
+        Ok((Way::Referenced, total))
+    }
+
+    /// Makes sure that the peer has the regions that a message refers to.
+    #[inline]
+    fn hand_over(&mut self, payload: &Payload) -> Result<(), PostError> {
+        match payload {
+            Payload::Buffer(buffer) => self.hand_over_buffer(buffer),
+            Payload::Segments(segments) => segments.iter().try_for_each(|segment| match segment {
+                Segment::Buffer(buffer) => self.hand_over_buffer(buffer),
+                Segment::Shared(buffer) => self.hand_over_buffer(buffer.buffer()),
+                Segment::Frozen(region, _) => self.member.peer.give_frozen(region).map_err(PostError::Handover),
+            }),
+            Payload::None | Payload::InPlace(_) => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn hand_over_buffer(&mut self, buffer: &highwire_mem::Buffer) -> Result<(), PostError> {
+        if buffer.region_id() == self.given {
+            return Ok(());
+        }
+        if !buffer.is_sendable() {
+            return Err(PostError::NotFrozenYet);
+        }
+        self.member.peer.give_region(&buffer.region()).map_err(PostError::Handover)?;
+        self.given = buffer.region_id();
+        Ok(())
+    }
+
+    /// Credit for a slot, looking at the reader's progress only when the known credit is used up.
+    #[inline]
+    fn has_credit(&mut self) -> bool {
+        if self.writer.credit() == 0 {
+            self.look_at_progress();
+        }
+        self.writer.credit() > 0
+    }
+
+    fn head(&self, kind: Kind, flags: Flags, length: usize, immediate: u32) -> SlotHead {
+        // A send that is to complete on the reader's word asks for it.
+        let flags = if self.reliability == Reliability::Reception { flags.with(Flags::ACKNOWLEDGE) } else { flags };
+        SlotHead { kind, flags, control: 0, spans: 0, length: length as u32, immediate }
+    }
+
+    #[inline]
+    fn publish_inline(&mut self, message: Message, total: usize) {
+        self.stats.inline += 1;
+        let Message { token, control, immediate, payload_token, payload, .. } = message;
+        let mut head = self.head(Kind::Inline, Flags::WHOLE, total, immediate);
+        head.control = control.len() as u8;
+        let prefix = payload_token.map(|PayloadToken(token)| token.to_le_bytes());
+        if prefix.is_some() {
+            head.flags = head.flags.with(Flags::TOKEN);
+        }
+        let prefix = prefix.as_ref().map_or(&[][..], |bytes| &bytes[..]);
+        let index = match &payload {
+            Payload::None | Payload::InPlace(_) => self.writer.publish(head, prefix, &control, &[]),
+            Payload::Buffer(buffer) => self.writer.publish(head, prefix, &control, buffer),
+            Payload::Segments(_) => {
+                let mut bytes = Vec::with_capacity(total);
+                for_each_segment(&payload, |segment| bytes.extend_from_slice(segment));
+                self.writer.publish(head, prefix, &control, &bytes)
+            }
+        };
+        self.ring_if_wanted();
+        self.finish_at(index, Finish { token, length: total, payload, when_freed: false });
+    }
+
+    /// Completes a send whose buffers are free already, now or when the reader has it.
+    #[inline]
+    fn finish_at(&mut self, index: u64, finish: Finish) {
+        if self.reliability == Reliability::Reception {
+            self.finishing += 1;
+            self.in_flight.push_back(InFlight { index, extent: None, finish: Some(finish), lendable: false });
+            self.note_awaiting();
+        } else {
+            self.push_done(completion(finish.token, Operation::Send, Ok(()), finish.length, finish.payload));
+        }
+    }
+
+    fn enqueue(&mut self, message: Message, way: Way, total: usize) {
+        let outgoing = Outgoing { message, way, total, sent: 0, piece: None, buffered: 0 };
+        if self.pending.is_empty() {
+            match self.advance(outgoing) {
+                Ok(Advance::Finished) => {}
+                Ok(Advance::Blocked(outgoing)) if self.drops(&outgoing) => self.drop_unreliable(outgoing),
+                Ok(Advance::Blocked(outgoing)) => {
+                    self.stats.waits += 1;
+                    self.pending.push_back(outgoing);
+                }
+                Err(lie) => self.lied(lie),
+            }
+        } else {
+            self.pending.push_back(outgoing);
+            self.progress();
+        }
+        self.note_awaiting();
+    }
+
+    /// An unreliable VI drops what finds no room at all, rather than hold its application back.
+    fn drops(&self, outgoing: &Outgoing) -> bool {
+        self.reliability == Reliability::Unreliable && outgoing.sent == 0 && outgoing.piece.is_none()
+    }
+
+    fn drop_unreliable(&mut self, outgoing: Outgoing) {
+        let Message { token, payload, .. } = outgoing.message;
+        self.push_done(completion(token, Operation::Send, Err(Failure::Dropped), 0, payload));
+    }
+
+    /// Looks at what the peer has done, and moves what waited for it.
+    pub(crate) fn progress(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.look_at_progress();
+        while let Some(outgoing) = self.pending.pop_front() {
+            match self.advance(outgoing) {
+                Ok(Advance::Finished) => {}
+                Ok(Advance::Blocked(outgoing)) => {
+                    self.pending.push_front(outgoing);
+                    break;
+                }
+                Err(lie) => return self.lied(lie),
+            }
+        }
+        self.note_awaiting();
+    }
+
+    /// Moves a message as far as it goes.
+    fn advance(&mut self, outgoing: Outgoing) -> Result<Advance, Lie> {
+        if self.ended.is_some() {
+            // The end came while others were moved.
+            self.pending.push_front(outgoing);
+            self.flush_pending();
+            return Ok(Advance::Finished);
+        }
+        match outgoing.way {
+            _ if !self.has_credit() => Ok(Advance::Blocked(outgoing)),
+            Way::Inline => {
+                self.publish_inline(outgoing.message, outgoing.total);
+                Ok(Advance::Finished)
+            }
+            Way::Referenced => {
+                self.publish_referenced(outgoing);
+                Ok(Advance::Finished)
+            }
+            Way::Buffered => self.advance_buffered(outgoing),
+            Way::Slots => Ok(self.advance_through_slots(outgoing)),
+        }
+    }
+
+    #[inline]
+    fn publish_referenced(&mut self, outgoing: Outgoing) {
+        self.stats.referenced += 1;
+        let Message { token, control, immediate, payload_token, payload, .. } = outgoing.message;
+        let mut head = self.head(Kind::Spans, Flags::WHOLE.with(Flags::ACKNOWLEDGE), outgoing.total, immediate);
+        head.control = control.len() as u8;
+        let mut prefix = Prefix::new();
+        if let Some(PayloadToken(token)) = payload_token {
+            head.flags = head.flags.with(Flags::TOKEN);
+            prefix.push(&token.to_le_bytes());
+        }
+        let mut refer = |region: u32, length: usize, offset: usize| {
+            head.spans += 1;
+            prefix.push(&span(region, length, offset));
+        };
+        match &payload {
+            Payload::Buffer(buffer) => refer(buffer.region_id(), buffer.len(), buffer.offset()),
+            Payload::Segments(segments) => {
+                for segment in segments {
+                    match segment {
+                        Segment::Buffer(buffer) => refer(buffer.region_id(), buffer.len(), buffer.offset()),
+                        Segment::Shared(shared) => {
+                            let buffer = shared.buffer();
+                            refer(buffer.region_id(), buffer.len(), buffer.offset());
+                        }
+                        Segment::Frozen(region, range) => refer(region.id(), range.len(), range.start),
+                    }
+                }
+            }
+            Payload::None | Payload::InPlace(_) => {}
+        }
+        let index = self.writer.publish(head, prefix.bytes(), &control, &[]);
+        self.ring_if_wanted();
+        self.finishing += 1;
+        let finish = Finish { token, length: outgoing.total, payload, when_freed: true };
+        self.in_flight.push_back(InFlight { index, extent: None, finish: Some(finish), lendable: true });
+        self.note_awaiting();
+    }
+
+    fn advance_buffered(&mut self, mut outgoing: Outgoing) -> Result<Advance, Lie> {
+        if outgoing.sent == 0 && outgoing.piece.is_none() {
+            self.stats.buffered += 1;
+        }
+        let started = self.records.is_some().then(ticks);
+        let mut started = started;
+        loop {
+            if !self.has_credit() {
+                return Ok(Advance::Blocked(outgoing));
+            }
+            let remaining = outgoing.total - outgoing.sent;
+            let (extent, used) = match outgoing.piece {
+                Some(piece) => piece,
+                None => match self.take_piece(remaining) {
+                    Some(extent) => (extent, 0),
+                    None if self.area.size() == 0 && self.area.is_idle() => {
+                        outgoing.way = Way::Slots;
+                        return Ok(self.advance_through_slots(outgoing));
+                    }
+                    None => return Ok(Advance::Blocked(outgoing)),
+                },
+            };
+            let step = self.pulse.step(remaining).min(extent.len - used);
+            self.copy_in(&outgoing.message.payload, outgoing.sent, extent.offset + used, step);
+            outgoing.sent += step;
+            outgoing.buffered += step;
+            let used = used + step;
+            outgoing.piece = Some((extent, used));
+            let more = outgoing.sent < outgoing.total;
+            if more {
+                self.look_at_credit()?;
+            }
+            let idle = self.writer.consumed() == self.writer.head();
+            let piece_full = used == extent.len;
+            if piece_full || self.pulse.release(outgoing.buffered, more, idle) {
+                let at = extent.offset + used - outgoing.buffered;
+                let index = self.publish_pulse(&outgoing, at, more);
+                self.record(started, outgoing.buffered);
+                started = self.records.is_some().then(ticks);
+                outgoing.buffered = 0;
+                let freed = (piece_full || !more).then_some(extent.id);
+                if piece_full {
+                    outgoing.piece = None;
+                }
+                if !more {
+                    let Message { token, payload, .. } = outgoing.message;
+                    let finish = Finish { token, length: outgoing.total, payload, when_freed: false };
+                    self.after_publication(index, freed, finish);
+                    return Ok(Advance::Finished);
+                }
+                if freed.is_some() {
+                    self.in_flight.push_back(InFlight { index, extent: freed, finish: None, lendable: false });
+                }
+            }
+        }
+    }
+
+    fn record(&mut self, started: Option<Ticks>, bytes: usize) {
+        if let (Some(started), Some(records)) = (started, &mut self.records)
+            && records.len() < records.capacity()
+        {
+            let message = self.stats.messages.saturating_sub(1);
+            records.push(PulseRecord { message, bytes, started, ended: ticks() });
+        }
+    }
+
+    fn publish_pulse(&mut self, outgoing: &Outgoing, at: usize, more: bool) -> u64 {
+        let first = outgoing.sent == outgoing.buffered;
+        let last = if more { Flags::default() } else { Flags::LAST };
+        // While the message goes on, the sink's progress is what the policy goes by.
+        let flags = if more || !first { last.with(Flags::ACKNOWLEDGE) } else { last };
+        let mut head = self.head(Kind::Spans, flags, outgoing.buffered, outgoing.message.immediate);
+        head.spans = 1;
+        let mut prefix = Prefix::new();
+        let mut control = &[][..];
+        if first {
+            head.flags = head.flags.with(Flags::FIRST);
+            head.control = outgoing.message.control.len() as u8;
+            control = &outgoing.message.control;
+            if let Some(PayloadToken(token)) = outgoing.message.payload_token {
+                head.flags = head.flags.with(Flags::TOKEN);
+                prefix.push(&token.to_le_bytes());
+            }
+            if more {
+                prefix.push(&(outgoing.total as u64).to_le_bytes());
+            }
+        }
+        prefix.push(&span(0, outgoing.buffered, at));
+        let index = self.writer.publish(head, prefix.bytes(), control, &[]);
+        self.stats.pulses += 1;
+        self.ring_if_wanted();
+        index
+    }
+
+    /// A message in pieces of a slot each, for want of a payload area.
+    fn advance_through_slots(&mut self, mut outgoing: Outgoing) -> Advance {
+        while self.has_credit() {
+            let first = outgoing.sent == 0;
+            let mut head = self.head(Kind::Inline, Flags::default(), 0, outgoing.message.immediate);
+            let mut prefix = Prefix::new();
+            let mut control = Control::EMPTY;
+            if first {
+                head.flags = head.flags.with(Flags::FIRST);
+                control = outgoing.message.control;
+                head.control = control.len() as u8;
+                if let Some(PayloadToken(token)) = outgoing.message.payload_token {
+                    head.flags = head.flags.with(Flags::TOKEN);
+                    prefix.push(&token.to_le_bytes());
+                }
+                prefix.push(&(outgoing.total as u64).to_le_bytes());
+            }
+            let room = CONTENT_BYTES - prefix.bytes().len() - control.len();
+            let take = room.min(outgoing.total - outgoing.sent);
+            let mut bytes = Vec::with_capacity(take);
+            slices(&outgoing.message.payload, outgoing.sent, take, |slice| bytes.extend_from_slice(slice));
+            outgoing.sent += take;
+            head.length = take as u32;
+            let last = outgoing.sent == outgoing.total;
+            if last {
+                head.flags = head.flags.with(Flags::LAST);
+            }
+            let index = self.writer.publish(head, prefix.bytes(), &control, &bytes);
+            self.ring_if_wanted();
+            if last {
+                let Message { token, payload, .. } = outgoing.message;
+                self.finish_at(index, Finish { token, length: outgoing.total, payload, when_freed: false });
+                return Advance::Finished;
+            }
+        }
+        Advance::Blocked(outgoing)
+    }
+
+    /// A buffered message is published in full: its extent is freed when it is consumed.
+    #[inline]
+    fn after_publication(&mut self, index: u64, extent: Option<u64>, finish: Finish) {
+        let later = self.reliability == Reliability::Reception;
+        let finish = if later {
+            self.finishing += 1;
+            Some(finish)
+        } else {
+            self.push_done(completion(finish.token, Operation::Send, Ok(()), finish.length, finish.payload));
+            None
+        };
+        self.in_flight.push_back(InFlight { index, extent, finish, lendable: true });
+    }
+
+    fn take_piece(&mut self, remaining: usize) -> Option<Extent> {
+        let least = remaining.min(PIECE_BYTES_LEAST);
+        loop {
+            if let Some(extent) = self.area.reserve(least, remaining) {
+                return Some(extent);
+            }
+            self.look_at_progress();
+            if let Some(extent) = self.area.reserve(least, remaining) {
+                return Some(extent);
+            }
+            if !self.grow() {
+                return None;
+            }
+        }
+    }
+
+    /// Gives the payload area more room, within the limits.
+    #[cold]
+    fn grow(&mut self) -> bool {
+        let config = &self.nic.config;
+        let size = if self.area.size() == 0 { config.payload_bytes_start } else { self.area.size() * 2 };
+        if size > config.payload_bytes_max {
+            return false;
+        }
+        match self.member.peer.take_payload_area(size) {
+            Some(offset) => {
+                self.area.move_to(offset, size);
+                self.stats.growths += 1;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn copy_in(&self, payload: &Payload, from: usize, to: usize, length: usize) {
+        let memory = self.member.peer.ours();
+        let mut at = to;
+        slices(payload, from, length, |bytes| {
+            memory.copy_in(at, bytes);
+            at += bytes.len();
+        });
+    }
+
+    #[inline]
+    fn ring_if_wanted(&mut self) {
+        if self.writer.bell_wanted() {
+            self.rope.ring();
+            self.stats.rings += 1;
+        }
+    }
+
+    /// The reader's progress: what it has consumed, and what it has given back.
+    fn look_at_progress(&mut self) {
+        let looked = self.look_at_credit().and_then(|()| self.look_at_releases());
+        if let Err(lie) = looked {
+            self.lied(lie);
+        }
+    }
+
+    fn look_at_releases(&mut self) -> Result<(), Lie> {
+        while let Some(loan) = self.loans.poll(self.writer.consumed())? {
+            self.settle(loan);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn look_at_credit(&mut self) -> Result<(), Lie> {
+        if !self.writer.refresh()? {
+            return Ok(());
+        }
+        let consumed = self.writer.consumed();
+        while let Some(slot) = self.in_flight.front() {
+            if slot.index >= consumed {
+                break;
+            }
+            let Some(mut slot) = self.in_flight.pop_front() else { break };
+            if slot.lendable && self.writer.holds(slot.index) {
+                if slot.finish.as_ref().is_some_and(|finish| !finish.when_freed) {
+                    self.complete(slot.finish.take());
+                }
+                self.lend(slot)?;
+            } else {
+                self.settle(Loan { extent: slot.extent, finish: slot.finish });
+            }
+        }
+        Ok(())
+    }
+
+    fn lend(&mut self, slot: InFlight) -> Result<(), Lie> {
+        let loan = Loan { extent: slot.extent, finish: slot.finish };
+        let Err((_, loan)) = self.loans.lend(slot.index, loan) else { return Ok(()) };
+        // The book is full: what was given back in the meantime makes room, or the peer lies.
+        while let Some(returned) = self.loans.poll(slot.index)? {
+            self.settle(returned);
+        }
+        self.loans.lend(slot.index, loan).map_err(|(lie, loan)| {
+            self.settle(loan);
+            lie
+        })
+    }
+
+    /// A payload is free again.
+    #[inline]
+    fn settle(&mut self, loan: Loan) {
+        if let Some(extent) = loan.extent {
+            let peer = &self.member.peer;
+            self.area.free(extent, |offset, bytes| peer.return_payload_area(offset, bytes));
+        }
+        self.complete(loan.finish);
+    }
+
+    #[inline]
+    fn complete(&mut self, finish: Option<Finish>) {
+        if let Some(Finish { token, length, payload, .. }) = finish {
+            self.finishing -= 1;
+            self.push_done(completion(token, Operation::Send, Ok(()), length, payload));
+        }
+    }
+
+    #[inline]
+    fn push_done(&mut self, completion: Completion) {
+        let first = self.done.is_empty();
+        self.done.push_back(completion);
+        if first {
+            self.member.show(&self.member.sent);
+        }
+    }
+
+    #[inline]
+    fn note_awaiting(&self) {
+        let awaiting = self.is_awaiting();
+        if self.member.awaiting.load(Relaxed) != awaiting {
+            self.member.awaiting.store(awaiting, Relaxed);
+        }
+    }
+
+    #[cold]
+    fn lied(&mut self, lie: Lie) {
+        self.member.break_off(Failure::PeerLied(lie));
+        self.rope.ring();
+        self.end(Failure::PeerLied(lie));
+    }
+
+    #[cold]
+    fn end(&mut self, failure: Failure) {
+        if self.ended.is_some() {
+            return;
+        }
+        // What the reader had consumed before the end was delivered.
+        if !matches!(failure, Failure::PeerLied(_)) {
+            let _ = self.look_at_credit().and_then(|()| self.look_at_releases());
+        }
+        self.ended = Some(failure);
+        self.member.ended.fetch_add(1, Relaxed);
+        let in_flight: Vec<_> = self.in_flight.drain(..).map(|slot| slot.finish).collect();
+        let lent: Vec<_> = self.loans.recall().map(|loan| loan.finish).collect();
+        for Finish { token, payload, .. } in in_flight.into_iter().chain(lent).flatten() {
+            self.push_done(completion(token, Operation::Send, Err(failure), 0, payload));
+        }
+        self.flush_pending();
+        self.finishing = 0;
+        self.note_awaiting();
+    }
+
+    fn flush_pending(&mut self) {
+        let failure = self.ended.unwrap_or(Failure::Closed);
+        while let Some(outgoing) = self.pending.pop_front() {
+            let Message { token, payload, .. } = outgoing.message;
+            self.push_done(completion(token, Operation::Send, Err(failure), 0, payload));
+        }
+    }
+}
+
+/// The book of loans, made where the blocks are known.
+pub(crate) struct LoanBookParts(LoanBook<Loan>);
+
+impl LoanBookParts {
+    pub(crate) fn new(peer: highwire_mem::PeerMemory, block: highwire_mem::Block) -> LoanBookParts {
+        LoanBookParts(LoanBook::new(peer, block))
+    }
+
+    pub(crate) fn watch(&self) -> highwire_mem::ReleaseWatch {
+        self.0.watch()
+    }
+}
+
+/// What stands before the control bytes of a slot.
+struct Prefix {
+    bytes: [u8; CONTENT_BYTES],
+    len: usize,
+}
+
+impl Prefix {
+    fn new() -> Prefix {
+        Prefix { bytes: [0; CONTENT_BYTES], len: 0 }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+fn span(region: u32, length: usize, offset: usize) -> [u8; SPAN_BYTES] {
+    let mut bytes = [0; SPAN_BYTES];
+    bytes[..4].copy_from_slice(&region.to_le_bytes());
+    bytes[4..8].copy_from_slice(&(length as u32).to_le_bytes());
+    bytes[8..].copy_from_slice(&(offset as u64).to_le_bytes());
+    bytes
+}
+
+fn completion(
+    token: u64,
+    operation: Operation,
+    status: Result<(), Failure>,
+    length: usize,
+    payload: Payload,
+) -> Completion {
+    Completion {
+        token,
+        operation,
+        status,
+        length,
+        immediate: 0,
+        control: Control::EMPTY,
+        payload_token: None,
+        payload,
+    }
+}
+
+fn for_each_segment(payload: &Payload, mut each: impl FnMut(&[u8])) {
+    match payload {
+        Payload::None | Payload::InPlace(_) => {}
+        Payload::Buffer(buffer) => each(buffer),
+        Payload::Segments(segments) => segments.iter().for_each(|segment| each(segment.bytes())),
+    }
+}
+
+/// The bytes from `from` on, `length` of them, slice by slice.
+#[inline]
+fn slices(payload: &Payload, from: usize, length: usize, mut each: impl FnMut(&[u8])) {
+    if let Payload::Buffer(buffer) = payload {
+        return each(&buffer[from..from + length]);
+    }
+    let (mut skip, mut left) = (from, length);
+    for_each_segment(payload, |bytes| {
+        if left == 0 || skip >= bytes.len() {
+            skip = skip.saturating_sub(bytes.len());
+            return;
+        }
+        let take = left.min(bytes.len() - skip);
+        each(&bytes[skip..skip + take]);
+        left -= take;
+        skip = 0;
+    });
+}
+
+impl Drop for SendQueue {
+    fn drop(&mut self) {
+        if !in_forked_child() {
+            // The peer may be reading what was referred to, or waiting for the rest of a message.
+            if self.is_awaiting() && self.ended.is_none() {
+                self.member.aborting.store(true, Relaxed);
+            }
+            let mut areas = self.member.areas.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            self.area.abandon(|offset, bytes| areas.push((offset, bytes)));
+        }
+        crate::vi::half_dropped(&self.member, &self.rope);
+    }
+}

@@ -1,0 +1,138 @@
+//! When to spin and when to sleep.
+//!
+//! * At most as long as a wake-up was measured to take: then sleeping would have been as good.
+//! * Never when the peer last ran on this very CPU: it cannot answer while we spin.
+//! * Never with more spinners than allowed CPUs less one, counting affinity and quota.
+
+use highwire_mem::{Sleep, Ticks, cpus_allowed, current_cpu, pause, ticks, ticks_per_second};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Threads of this process that spin now.
+static SPINNERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Looks before the clock is read for the first time: most answers come within them.
+const FREE_LOOKS: u32 = 128;
+const LOOKS_PER_CLOCK: u32 = 32;
+
+#[derive(Debug)]
+pub(crate) struct SpinRules {
+    fixed: Option<Duration>,
+    quota: usize,
+}
+
+impl SpinRules {
+    pub(crate) fn new(fixed: Option<Duration>) -> SpinRules {
+        SpinRules { fixed, quota: cpus_allowed() }
+    }
+
+    fn budget(&self) -> Duration {
+        self.fixed.unwrap_or_else(wake_cost)
+    }
+
+    /// A few looks without reading the clock. `beside` says whether the peer that is waited for
+    /// last ran on the given CPU: then there is no point.
+    #[inline]
+    pub(crate) fn glance<T>(&self, beside: impl Fn(u32) -> bool, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        if beside(current_cpu()) {
+            return None;
+        }
+        for _ in 0..FREE_LOOKS {
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            pause();
+        }
+        None
+    }
+
+    /// Spins until `look` finds something, the rules say stop, or the deadline is there.
+    pub(crate) fn spin<T>(
+        &self,
+        deadline: Instant,
+        beside: impl Fn(u32) -> bool,
+        look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        if beside(current_cpu()) { None } else { self.spin_by_the_clock(deadline, look) }
+    }
+
+    #[inline(never)]
+    fn spin_by_the_clock<T>(&self, deadline: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        let _place = SpinPlace::take(self.cpus().saturating_sub(1))?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let budget = (self.budget().min(left).as_secs_f64() * ticks_per_second()) as Ticks;
+        let start = ticks();
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if let Some(found) = look() {
+                    return Some(found);
+                }
+                pause();
+            }
+            if ticks().wrapping_sub(start) >= budget {
+                return None;
+            }
+        }
+    }
+
+    fn cpus(&self) -> usize {
+        let allowed = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
+        allowed.min(self.quota)
+    }
+}
+
+struct SpinPlace;
+
+impl SpinPlace {
+    fn take(places: usize) -> Option<SpinPlace> {
+        if SPINNERS.fetch_add(1, Ordering::Relaxed) < places {
+            return Some(SpinPlace);
+        }
+        SPINNERS.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+}
+
+impl Drop for SpinPlace {
+    fn drop(&mut self) {
+        SPINNERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What waking a sleeper costs on this machine, measured once with two threads.
+fn wake_cost() -> Duration {
+    const ROUNDS: u32 = 16;
+    const LEAST: Duration = Duration::from_micros(5);
+    const MOST: Duration = Duration::from_micros(50);
+    static COST: OnceLock<Duration> = OnceLock::new();
+    *COST.get_or_init(|| {
+        let (there, back, stop) = (Sleep::new(), Sleep::new(), AtomicBool::new(false));
+        let wait = |word: &Sleep, seen: u32| {
+            while word.count() == seen {
+                word.sleep(seen, &[], Some(Duration::from_millis(100)));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0.. {
+                    wait(&there, round);
+                    if stop.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    back.wake();
+                }
+            });
+            let start = Instant::now();
+            for round in 0..ROUNDS {
+                there.wake();
+                wait(&back, round);
+            }
+            // Two wake-ups a round.
+            let cost = start.elapsed() / (2 * ROUNDS);
+            stop.store(true, Ordering::SeqCst);
+            there.wake();
+            cost.clamp(LEAST, MOST)
+        })
+    })
+}
