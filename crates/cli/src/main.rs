@@ -1,2 +1,120 @@
-//! x
-fn main() {}
+//! The `highwire` command.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use highwire_bench::BenchError;
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+
+/// Network I/O at wire speed, in user space.
+#[derive(Debug, Parser)]
+#[command(name = "highwire", version, about, long_about = LONG_ABOUT, after_help = EXIT_CODES, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what it does: two processes, a ping-pong and a bulk transfer, beside loopback TCP
+    ///
+    /// Starts a second process and exchanges messages with it through a virtual interface in shared
+    /// memory and through loopback TCP, in turn. Takes a few seconds.
+    Demo(demo::DemoArgs),
+    /// Measure latency, bandwidth, pipelining or many connections, beside other ways
+    ///
+    /// All contestants run in one go, interleaved round by round, each trial between two probes of
+    /// the time that a cache line takes from one CPU to the other. On virtual machines that time
+    /// changes by itself (`near`: about 50 ns, `far`: about 250 ns) and decides all other figures;
+    /// so every row of a report is from the same state, and the figure to judge by is the ratio to
+    /// `raw-ring`, the floor, taken round by round.
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+    /// The second process of a measurement
+    #[command(name = highwire_bench::PEER_COMMAND, hide = true)]
+    BenchPeer {
+        /// Process number of the one that measures
+        parent: u32,
+    },
+    /// Another library's program, on a CPU of its own
+    #[command(name = highwire_bench::OUTSIDER_COMMAND, hide = true)]
+    BenchOutsider(OutsiderArgs),
+}
+
+#[derive(Debug, Args)]
+struct OutsiderArgs {
+    /// Process number of the one that measures
+    parent: u32,
+    /// Where to run
+    cpu: usize,
+    /// What to run
+    program: String,
+    /// With what
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    // A wrong command line ends here, with code 2.
+    let Cli { command } = Cli::parse();
+    let Some(command) = command else {
+        return exit(print(&Cli::command().render_help().to_string()));
+    };
+    if let Err(refused) = highwire_bench::kernel_check() {
+        return exit(Err(refused.into()));
+    }
+    exit(match command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Bench(bench) => bench::run(bench),
+        Command::BenchPeer { parent } => Ok(()).and_then(|()| Ok(highwire_bench::serve_peer(parent)?)),
+        Command::BenchOutsider(OutsiderArgs { parent, cpu, program, arguments }) => {
+            Err(highwire_bench::become_outsider(parent, cpu, &program, &arguments).into())
+        }
+    })
+}
+
+/// Prints to standard output.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+fn exit(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+        // Whoever reads has read enough, as with `highwire bench … | head`.
+        return ExitCode::SUCCESS;
+    }
+    // Nothing more can be done if this cannot be written either.
+    let _ = writeln!(io::stderr(), "highwire: {error:#}");
+    match error.downcast_ref::<BenchError>() {
+        Some(BenchError::StateNeverSeen { .. }) => ExitCode::from(EXIT_NO_STATE),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+const EXIT_NO_STATE: u8 = 3;
+
+const LONG_ABOUT: &str = "\
+Network I/O at wire speed, in user space.
+
+A program gets its own virtual interface to the network; two programs on one host exchange messages
+through memory that both see, without the kernel in between. Begin with `highwire demo`.";
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done; 1 failed; 2 wrong command line; 3 the state asked for with --state never occurred.
+A reader that closes the pipe early is not a failure.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

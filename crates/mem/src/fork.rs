@@ -2,26 +2,26 @@
 //! touched as if it were one's own.
 
 use crate::sys::wipe_on_fork_page;
-use std::ptr::NonNull;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-struct Page(Option<NonNull<AtomicU32>>);
+/// Stands for the page until it is there, and where the kernel has none.
+static NOT_FORKED: AtomicU32 = AtomicU32::new(1);
+static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NOT_FORKED).cast_mut());
 
-// SAFETY: the page is mapped for as long as the process lives and only read as an atomic.
-unsafe impl Send for Page {}
-// SAFETY: as above.
-unsafe impl Sync for Page {}
+/// Begins to watch for forks. Children forked before are not known as such.
+pub fn watch_for_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Some(word) = wipe_on_fork_page() {
+            WORD.store(word.as_ptr(), Ordering::Release);
+        }
+    });
+}
 
-static PAGE: OnceLock<Page> = OnceLock::new();
-
-/// True in a child that was forked after this process first used Highwire, however it was forked.
-/// One load, once the page is there.
-#[inline]
+/// True in a child that was forked after [`watch_for_forks`], however it was forked. Two loads.
+#[inline(always)]
 pub fn in_forked_child() -> bool {
-    match PAGE.get_or_init(|| Page(wipe_on_fork_page())).0 {
-        // SAFETY: mapped forever by `wipe_on_fork_page`.
-        Some(word) => unsafe { word.as_ref() }.load(Ordering::Relaxed) == 0,
-        None => false,
-    }
+    // SAFETY: the pointer is to a static, or to a page that stays mapped for ever.
+    unsafe { (*WORD.load(Ordering::Relaxed)).load(Ordering::Relaxed) == 0 }
 }

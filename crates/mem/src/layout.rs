@@ -50,7 +50,7 @@ pub(crate) const HELD_AT: usize = 0x100;
 
 pub(crate) const META_AT: usize = 0x04;
 pub(crate) const LENGTH_AT: usize = 0x08;
-pub(crate) const IMMEDIATE_AT: usize = 0x0c;
+const IMMEDIATE_AT: usize = 0x0c;
 
 const DEPTH_MAX: u32 = 4096;
 const LOANS_MAX: u32 = 4096;

@@ -106,11 +106,11 @@ mod mapped {
     pub(crate) struct View {
         base: *mut u8,
         len: usize,
-        _keep: Arc<Mapping>,
+        keep: Arc<Mapping>,
     }
 
     // SAFETY: a View only hands out atomic operations and byte copies on memory that stays mapped
-    // while `_keep` lives; nothing in it belongs to one thread.
+    // while `keep` lives; nothing in it belongs to one thread.
     unsafe impl Send for View {}
     // SAFETY: as above.
     unsafe impl Sync for View {}
@@ -121,14 +121,66 @@ mod mapped {
         panic!("offset {at} + {bytes} is outside the mapping of {len} bytes");
     }
 
+    /// Copies, without a call for the lengths that small messages have.
+    ///
+    /// # Safety
+    /// Both ranges are valid for `len` bytes and do not overlap.
+    #[inline(always)]
+    unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+        /// The first and the last `T` of the range, which overlap in the middle.
+        ///
+        /// # Safety
+        /// As for `copy`, and `len` is between one and two times the size of `T`.
+        #[inline(always)]
+        unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, len: usize) {
+            // SAFETY: both places are inside the ranges, by the length.
+            unsafe {
+                let last = len - size_of::<T>();
+                let (a, b) = (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
+                to.cast::<T>().write_unaligned(a);
+                to.add(last).cast::<T>().write_unaligned(b);
+            }
+        }
+        // SAFETY: each arm has the length that it needs.
+        unsafe {
+            match len {
+                0 => {}
+                1..4 => {
+                    let (a, b, c) = (*from, *from.add(len / 2), *from.add(len - 1));
+                    (*to, *to.add(len / 2), *to.add(len - 1)) = (a, b, c);
+                }
+                4..8 => ends::<u32>(from, to, len),
+                8..16 => ends::<u64>(from, to, len),
+                16..=32 => ends::<u128>(from, to, len),
+                _ => std::ptr::copy_nonoverlapping(from, to, len),
+            }
+        }
+    }
+
     impl View {
         pub(crate) fn new(mapping: Arc<Mapping>) -> View {
-            View { base: mapping.base(), len: mapping.len(), _keep: mapping }
+            View { base: mapping.base(), len: mapping.len(), keep: mapping }
         }
 
         #[inline(always)]
         pub(crate) fn len(&self) -> usize {
             self.len
+        }
+
+        /// A view of `len` bytes from `at` on, for copying only: words in it need not be aligned.
+        #[inline]
+        pub(crate) fn part(self, at: usize, len: usize) -> View {
+            View { base: self.pointer(at, len), len, keep: self.keep }
+        }
+
+        /// Becomes the part of `whole` from `at` on, if it is a view of the same mapping.
+        #[inline]
+        pub(crate) fn turn_to(&mut self, whole: &View, at: usize, len: usize) -> bool {
+            let same = Arc::ptr_eq(&self.keep, &whole.keep);
+            if same {
+                (self.base, self.len) = (whole.pointer(at, len), len);
+            }
+            same
         }
 
         #[inline(always)]
@@ -193,7 +245,7 @@ mod mapped {
             // SAFETY: both ranges are valid for their length; `from` is an ordinary slice, which
             // never overlaps a mapping reached through a View (buffers lent as slices are views
             // of ranges that this crate hands out once, and callers never copy one onto itself).
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+            unsafe { copy(from.as_ptr(), to, from.len()) }
         }
 
         #[inline(always)]
@@ -202,7 +254,7 @@ mod mapped {
             // SAFETY: both ranges are valid for their length. The peer may write the source while
             // it is copied: the copy then holds any mixture of old and new bytes, which is why
             // everything copied out is checked afterwards or is the caller's opaque data.
-            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+            unsafe { copy(from, into.as_mut_ptr(), into.len()) }
             // The copy is what gets checked and used. Without this the compiler may drop it and
             // let the check and the use each read the peer's memory, which changes in between.
             std::sync::atomic::compiler_fence(Ordering::SeqCst);
@@ -228,13 +280,14 @@ mod modelled {
     use crate::sync::{AtomicU32, AtomicU64, Ordering};
     use loom::cell::UnsafeCell;
     use std::collections::HashMap;
+    use std::rc::Rc;
     use std::sync::{Arc, Mutex};
 
     #[derive(Default)]
     struct Words {
         narrow: HashMap<usize, Arc<AtomicU32>>,
         wide: HashMap<usize, Arc<AtomicU64>>,
-        copied: HashMap<usize, Arc<UnsafeCell<[u8; 4]>>>,
+        copied: HashMap<usize, Rc<UnsafeCell<[u8; 4]>>>,
     }
 
     #[derive(Clone)]
@@ -278,10 +331,10 @@ mod modelled {
             words.wide.entry(at).or_insert_with(|| Arc::new(AtomicU64::new(0))).clone()
         }
 
-        fn copied(&self, at: usize) -> Arc<UnsafeCell<[u8; 4]>> {
+        fn copied(&self, at: usize) -> Rc<UnsafeCell<[u8; 4]>> {
             assert!(at + 4 <= self.len && at.is_multiple_of(4), "the model copies whole words");
             let mut words = self.words.lock().unwrap();
-            words.copied.entry(at).or_insert_with(|| Arc::new(UnsafeCell::new([0; 4]))).clone()
+            words.copied.entry(at).or_insert_with(|| Rc::new(UnsafeCell::new([0; 4]))).clone()
         }
 
         pub(crate) fn load32(&self, at: usize, order: Ordering) -> u32 {
@@ -315,7 +368,8 @@ mod modelled {
         pub(crate) fn copy_in(&self, at: usize, from: &[u8]) {
             for (index, chunk) in from.chunks(4).enumerate() {
                 // SAFETY: loom runs one thread at a time, and reports an access that could race.
-                self.copied(at + index * 4).with_mut(|word| unsafe { (&mut *word)[..chunk.len()].copy_from_slice(chunk) });
+                self.copied(at + index * 4)
+                    .with_mut(|word| unsafe { (&mut *word)[..chunk.len()].copy_from_slice(chunk) });
             }
         }
 

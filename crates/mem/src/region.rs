@@ -251,6 +251,20 @@ impl RemoteRegion {
         PeerMemory(self.memory.0.clone())
     }
 
+    /// Asks the cache for the line at `at`, if that lies inside.
+    #[inline]
+    pub fn prefetch(&self, at: u64) {
+        if at < self.memory.len() as u64 {
+            sys::prefetch(&self.memory.0, at as usize);
+        }
+    }
+
+    /// Turns `bytes` to a range of this region, if that is where it was before.
+    #[inline]
+    pub fn turn(&self, bytes: &mut crate::PeerBytes, offset: usize, len: usize) -> bool {
+        bytes.turn_to_view(&self.memory.0, offset, len)
+    }
+
     /// Its memory, for writing: exported regions only.
     pub fn writable(&self) -> Option<&SharedMemory> {
         (self.kind == RegionKind::Exported).then_some(&self.memory)

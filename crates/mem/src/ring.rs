@@ -14,10 +14,10 @@
 
 use crate::bell::Attention;
 use crate::layout::{
-    Block, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, IMMEDIATE_AT, LENGTH_AT, META_AT, SLOT_BYTES,
+    Block, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LENGTH_AT, META_AT, SLOT_BYTES,
 };
 use crate::memory::{OwnMemory, PeerMemory};
-use crate::sync::{Ordering, writer_fence};
+use crate::sync::{Ordering, writer_fence, writers_fence};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -171,6 +171,13 @@ pub struct SlotHead {
     pub immediate: u32,
 }
 
+/// The head of most slots: a whole message, inline, with nothing beside it.
+const PLAIN: u32 = u32::from_le_bytes([1, Flags::WHOLE.0, 0, 0]);
+
+/// How many slots ahead a reader asks for: what arrives while that many are handled.
+#[cfg(not(loom))]
+const LOOK_AHEAD: u64 = 4;
+
 /// Bytes of a span in a slot: region `u32`, length `u32`, offset `u64`.
 pub(crate) const SPAN_BYTES: usize = 16;
 
@@ -195,6 +202,15 @@ impl SlotHead {
 
     #[inline]
     fn parse(index: u64, meta: u32, length: u32, immediate: u32) -> Result<SlotHead, Lie> {
+        if meta == PLAIN && length as usize <= CONTENT_BYTES {
+            let (kind, flags) = (Kind::Inline, Flags::WHOLE);
+            return Ok(SlotHead { kind, flags, control: 0, spans: 0, length, immediate });
+        }
+        SlotHead::parse_any(index, meta, length, immediate)
+    }
+
+    #[inline(never)]
+    fn parse_any(index: u64, meta: u32, length: u32, immediate: u32) -> Result<SlotHead, Lie> {
         let [kind, flags, control, spans] = meta.to_le_bytes();
         let kind = match kind {
             1 => Kind::Inline,
@@ -297,7 +313,7 @@ impl SlotWriter {
             seen: Arc::new(AtomicU64::new(start)),
             own,
             peer,
-            full_fence,
+            full_fence: writers_fence(full_fence),
         }
     }
 
@@ -376,8 +392,8 @@ impl SlotWriter {
             self.own.copy_in(content, inline);
         }
         self.own.0.store32(at + META_AT, head.meta(), Ordering::Relaxed);
-        self.own.0.store32(at + LENGTH_AT, head.length, Ordering::Relaxed);
-        self.own.0.store32(at + IMMEDIATE_AT, head.immediate, Ordering::Relaxed);
+        let sizes = u64::from(head.length) | u64::from(head.immediate) << 32;
+        self.own.0.store64(at + LENGTH_AT, sizes, Ordering::Relaxed);
         // Release: pairs with the acquire in `SlotReader::ready`.
         self.own.store32(at, sequence(index));
         self.head = index + 1;
@@ -451,7 +467,7 @@ impl SlotReader {
             published: start,
             threshold: (depth / 4).max(1),
             acknowledge: false,
-            full_fence,
+            full_fence: writers_fence(full_fence),
         }
     }
 
@@ -487,9 +503,8 @@ impl SlotReader {
         let at = self.slot_at();
         let peer = &self.watch.peer.0;
         let meta = peer.load32(at + META_AT, Ordering::Relaxed);
-        let length = peer.load32(at + LENGTH_AT, Ordering::Relaxed);
-        let immediate = peer.load32(at + IMMEDIATE_AT, Ordering::Relaxed);
-        SlotHead::parse(self.tail, meta, length, immediate).map(Some)
+        let sizes = peer.load64(at + LENGTH_AT, Ordering::Relaxed);
+        SlotHead::parse(self.tail, meta, sizes as u32, (sizes >> 32) as u32).map(Some)
     }
 
     /// Copies part of the next slot's content. Panics past its 240 bytes.
@@ -497,6 +512,20 @@ impl SlotReader {
     pub fn content(&self, from: usize, into: &mut [u8]) {
         assert!(from + into.len() <= CONTENT_BYTES, "a slot's content is 240 bytes");
         self.watch.peer.copy_out(self.slot_at() + HEAD_BYTES + from, into);
+    }
+
+    /// Copies the start of the content of the slot `ahead` places after the next one, if that is
+    /// there: a hint of what comes, to be checked again when it does.
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn content_ahead(&self, ahead: u64, into: &mut [u8; 16]) -> bool {
+        let index = self.tail + ahead;
+        let at = self.watch.slots_at + (index & self.watch.mask) as usize * SLOT_BYTES;
+        let there = self.watch.peer.load32(at) == sequence(index);
+        if there {
+            self.watch.peer.copy_out(at + HEAD_BYTES, into);
+        }
+        there
     }
 
     /// Done with the next slot. `acknowledge` is its flag; with `hold`, its payload stays in use
@@ -510,6 +539,24 @@ impl SlotReader {
         self.tail += 1;
         self.watch.tail.store(self.tail, Relaxed);
         self.acknowledge |= acknowledge;
+        // In a stream, the line of a later slot can be on its way while this one is handled.
+        // Where the next slot is not there yet, its writer is left alone with its lines.
+        #[cfg(not(loom))]
+        if self.ready() {
+            let later = (self.tail + LOOK_AHEAD) & self.watch.mask;
+            crate::sys::prefetch_peer(&self.watch.peer, self.watch.slots_at + later as usize * SLOT_BYTES);
+        }
+    }
+
+    /// Gives back the payload of a slot that was consumed with `hold`, if the writer cannot know of
+    /// that yet; false if it can, and a [`crate::ReleaseLog`] has to tell it.
+    #[inline]
+    pub fn release_unpublished(&mut self, index: u64) -> bool {
+        let unpublished = (self.published..self.tail).contains(&index);
+        if unpublished {
+            self.own.store64(self.block.held(index), 0);
+        }
+        unpublished
     }
 
     /// True if progress should be published now, by the delayed-acknowledgement rule.

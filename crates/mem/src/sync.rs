@@ -25,6 +25,16 @@ pub(crate) fn writer_fence(full: bool) {
     }
 }
 
+/// Whether the writers of this process must fence: `asked` by a peer whose sleepers have no heavy
+/// barrier, or because this process takes no part in those of others. Taking part begins here.
+pub(crate) fn writers_fence(asked: bool) -> bool {
+    #[cfg(not(loom))]
+    let left_out = !crate::sys::heavy_barrier_available();
+    #[cfg(loom)]
+    let left_out = false;
+    asked || left_out
+}
+
 /// The sleeper's half: every writer's earlier stores are visible after it, and the sleeper's own
 /// earlier stores are visible to them. Pairs with [`writer_fence`].
 pub(crate) fn sleeper_fence() {

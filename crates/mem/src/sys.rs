@@ -235,7 +235,12 @@ pub fn cpus_allowed() -> usize {
 /// Asks the cache for the line at `at`.
 #[inline(always)]
 pub fn prefetch_peer(memory: &PeerMemory, at: usize) {
-    let pointer = memory.0.pointer(at, 1);
+    prefetch(&memory.0, at);
+}
+
+#[inline(always)]
+pub(crate) fn prefetch(view: &crate::memory::View, at: usize) {
+    let pointer = view.pointer(at, 1);
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing that the program can see, and the address is mapped.
     unsafe {

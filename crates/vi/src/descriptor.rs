@@ -37,29 +37,54 @@ impl Segment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PayloadToken(pub u64);
 
-/// Up to 128 bytes that travel beside the payload.
-#[derive(Clone, Copy)]
-pub struct Control {
+/// Up to 128 bytes that travel beside the payload. Costs nothing when empty.
+#[derive(Clone, Default)]
+pub struct Control(Option<Box<Beside>>);
+
+/// What few messages have, kept out of the way of those that do not.
+#[derive(Clone)]
+struct Beside {
     bytes: [u8; CONTROL_BYTES_MAX],
     len: u8,
+    token: Option<PayloadToken>,
 }
 
 impl Control {
     /// None.
-    pub const EMPTY: Control = Control { bytes: [0; CONTROL_BYTES_MAX], len: 0 };
+    pub const EMPTY: Control = Control(None);
 
     /// These bytes, if they are not too many.
     pub fn new(from: &[u8]) -> Option<Control> {
         let mut control = Control::EMPTY;
-        control.bytes.get_mut(..from.len())?.copy_from_slice(from);
-        control.len = from.len() as u8;
+        if from.len() > CONTROL_BYTES_MAX {
+            return None;
+        }
+        if !from.is_empty() {
+            control.space(from.len()).copy_from_slice(from);
+        }
         Some(control)
+    }
+
+    fn beside(&mut self) -> &mut Beside {
+        self.0.get_or_insert_with(|| Box::new(Beside { bytes: [0; CONTROL_BYTES_MAX], len: 0, token: None }))
     }
 
     #[inline]
     pub(crate) fn space(&mut self, len: usize) -> &mut [u8] {
-        self.len = len as u8;
-        &mut self.bytes[..len]
+        let beside = self.beside();
+        beside.len = len as u8;
+        &mut beside.bytes[..len]
+    }
+
+    pub(crate) fn set_token(&mut self, token: Option<PayloadToken>) {
+        if token.is_some() {
+            self.beside().token = token;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn token(&self) -> Option<PayloadToken> {
+        self.0.as_ref().and_then(|beside| beside.token)
     }
 }
 
@@ -67,13 +92,13 @@ impl Deref for Control {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
+        self.0.as_ref().map_or(&[], |beside| &beside.bytes[..usize::from(beside.len)])
     }
 }
 
 impl std::fmt::Debug for Control {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Control({} bytes)", self.len)
+        write!(f, "Control({} bytes)", self.len())
     }
 }
 
@@ -82,10 +107,9 @@ impl std::fmt::Debug for Control {
 pub struct Message {
     pub(crate) token: u64,
     pub(crate) control: Control,
-    /// More control bytes than fit; kept only to be refused with their number.
+    /// How many control bytes were given, so that too many can be refused with their number.
     pub(crate) control_given: usize,
     pub(crate) immediate: u32,
-    pub(crate) payload_token: Option<PayloadToken>,
     pub(crate) path: Option<Path>,
     pub(crate) payload: Payload,
 }
@@ -98,7 +122,6 @@ impl Message {
             control: Control::EMPTY,
             control_given: 0,
             immediate: 0,
-            payload_token: None,
             path: None,
             payload: Payload::None,
         }
@@ -108,7 +131,9 @@ impl Message {
     #[must_use]
     pub fn control(mut self, bytes: &[u8]) -> Message {
         self.control_given = bytes.len();
-        self.control = Control::new(bytes).unwrap_or(Control::EMPTY);
+        let token = self.control.token();
+        self.control = Control::new(bytes).unwrap_or_default();
+        self.control.set_token(token);
         self
     }
 
@@ -158,7 +183,7 @@ impl Message {
     /// The payload is to land where the receiver expects this token.
     #[must_use]
     pub fn lands_at(mut self, token: PayloadToken) -> Message {
-        self.payload_token = Some(token);
+        self.control.set_token(Some(token));
         self
     }
 
@@ -341,13 +366,19 @@ pub struct Completion {
     pub immediate: u32,
     /// Control bytes received.
     pub control: Control,
-    /// For a receive by [`PayloadToken`], which.
-    pub payload_token: Option<PayloadToken>,
     /// The buffers.
     pub payload: Payload,
 }
 
+// Completions move through queues and returns by value: within 128 bytes that is done in registers.
+const _: () = assert!(size_of::<Completion>() <= 128);
+
 impl Completion {
+    /// For a receive that was expected by token, which.
+    pub fn payload_token(&self) -> Option<PayloadToken> {
+        self.control.token()
+    }
+
     /// The buffer, of a descriptor that had one.
     pub fn into_buffer(self) -> Option<Buffer> {
         match self.payload {
@@ -401,22 +432,42 @@ impl Returns {
 #[derive(Debug)]
 pub struct InPlace {
     pub(crate) first: Option<PeerBytes>,
-    pub(crate) rest: Vec<PeerBytes>,
+    pub(crate) extra: Option<Box<Extra>>,
+    /// The slot that is held, until it is given back.
+    pub(crate) slot: Option<u64>,
+    pub(crate) returns: Option<Arc<Returns>>,
+}
+
+/// What few payloads have.
+#[derive(Debug, Default)]
+pub(crate) struct Extra {
+    pub rest: Vec<PeerBytes>,
     /// A payload that came in the slot itself or in several pulses, copied.
-    pub(crate) copied: Vec<u8>,
-    pub(crate) frozen: Option<(RemoteRegion, usize)>,
-    pub(crate) held: Option<(u64, Arc<Returns>)>,
+    pub copied: Vec<u8>,
+    pub frozen: Option<(RemoteRegion, usize)>,
 }
 
 impl InPlace {
+    pub(crate) fn copied(bytes: Vec<u8>) -> InPlace {
+        let extra = Extra { copied: bytes, ..Extra::default() };
+        InPlace { first: None, extra: Some(Box::new(extra)), slot: None, returns: None }
+    }
+
     /// The pieces, in order; none if the payload was so small that it was copied.
     pub fn spans(&self) -> impl Iterator<Item = &PeerBytes> {
-        self.first.iter().chain(&self.rest)
+        self.first.iter().chain(self.extra.iter().flat_map(|extra| &extra.rest))
+    }
+
+    fn copied_bytes(&self) -> &[u8] {
+        self.extra.as_ref().map_or(&[], |extra| &extra.copied)
     }
 
     /// Bytes in all.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.copied.len() + self.spans().map(PeerBytes::len).sum::<usize>()
+        let first = self.first.as_ref().map_or(0, PeerBytes::len);
+        let extra = |extra: &Extra| extra.copied.len() + extra.rest.iter().map(PeerBytes::len).sum::<usize>();
+        first + self.extra.as_deref().map_or(0, extra)
     }
 
     /// True for an empty payload.
@@ -434,7 +485,7 @@ impl InPlace {
             }
             at -= span.len();
         }
-        self.copied[at]
+        self.copied_bytes()[at]
     }
 
     /// Copies from `at` on. Panics past the end.
@@ -452,23 +503,21 @@ impl InPlace {
             at = 0;
         }
         if !into.is_empty() {
-            into.copy_from_slice(&self.copied[at..at + into.len()]);
+            into.copy_from_slice(&self.copied_bytes()[at..at + into.len()]);
         }
     }
 
     /// The whole payload as a slice, where nobody can change it: frozen, or copied.
     pub fn as_slice(&self) -> Option<&[u8]> {
-        if self.first.is_none() {
-            return Some(&self.copied);
-        }
-        let (region, offset) = self.frozen.as_ref()?;
-        region.frozen_bytes(*offset, self.first.as_ref()?.len())
+        let Some(first) = &self.first else { return Some(self.copied_bytes()) };
+        let (region, offset) = self.extra.as_ref()?.frozen.as_ref()?;
+        region.frozen_bytes(*offset, first.len())
     }
 }
 
 impl Drop for InPlace {
     fn drop(&mut self) {
-        if let Some((slot, returns)) = self.held.take() {
+        if let (Some(slot), Some(returns)) = (self.slot, &self.returns) {
             returns.put(slot);
         }
     }

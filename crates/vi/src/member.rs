@@ -6,7 +6,7 @@ use crate::peer::Peer;
 use crate::spin::SpinRules;
 use crate::vi::ViId;
 use highwire_mem::{
-    Attention, BellIndex, Block, CreditWatch, ReleaseWatch, SlotWatch, in_forked_child, light_barrier,
+    Attention, BellIndex, Block, CreditWatch, ReleaseWatch, SlotWatch, current_cpu, in_forked_child, light_barrier,
 };
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -110,6 +110,12 @@ impl Member {
         self.queue.ring_locally(self.id);
     }
 
+    /// Whether a look or two may bring something: not while the peer cannot run.
+    #[inline]
+    pub(crate) fn worth_a_glance(&self) -> bool {
+        !self.peer.on_this_cpu(current_cpu())
+    }
+
     /// Waits until `look` finds something, spinning and sleeping by the rules.
     pub(crate) fn wait_for<T>(
         &self,
@@ -121,9 +127,6 @@ impl Member {
             return Err(WaitError::ForkedChild);
         }
         let beside = |cpu| self.peer.on_this_cpu(cpu);
-        if let Some(found) = spin.glance(beside, &mut look) {
-            return Ok(found);
-        }
         let deadline = deadline(timeout);
         loop {
             if let Some(found) = spin.spin(deadline, beside, &mut look) {

@@ -14,7 +14,7 @@ use crate::spin::SpinRules;
 use crate::vi::Vi;
 use highwire_mem::{
     BlockShape, Credentials, Exported, Pool, Region, RegionError, Tag, Watcher, heavy_barrier_available,
-    in_forked_child, kernel_check,
+    in_forked_child, kernel_check, watch_for_forks,
 };
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -74,7 +74,7 @@ impl Nic {
         kernel_check()?;
         check(&config)?;
         // Both before anybody can share memory with us.
-        in_forked_child();
+        watch_for_forks();
         heavy_barrier_available();
         let shape = BlockShape::new(config.depth, config.loans).ok_or(NicError::Config {
             name: "depth or loans",

@@ -8,8 +8,9 @@ use crate::error::WaitError;
 use crate::member::{Member, deadline};
 use crate::nic::NicInner;
 use crate::peer::Peer;
+use crate::spin::FREE_LOOKS;
 use crate::vi::ViId;
-use highwire_mem::{Bell, in_forked_child};
+use highwire_mem::{Bell, current_cpu, in_forked_child};
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -154,17 +155,23 @@ impl CompletionQueue {
         if let Some(id) = self.poll() {
             return Ok(id);
         }
+        // A queue without peers has nobody to look out for.
+        let cpu = current_cpu();
+        if !self.peers.iter().fold(true, |all, peer| peer.on_this_cpu(cpu) && all) {
+            for _ in 0..FREE_LOOKS {
+                if let Some(id) = self.poll() {
+                    return Ok(id);
+                }
+            }
+        }
         self.wait_longer(timeout)
     }
 
+    #[inline(never)]
     fn wait_longer(&mut self, timeout: Duration) -> Result<ViId, WaitError> {
         let nic = self.nic.clone();
         let peers = self.peers.clone();
-        // A queue without peers has nobody to spin for.
         let beside = |cpu| peers.iter().fold(true, |all, peer| peer.on_this_cpu(cpu) && all);
-        if let Some(id) = nic.spin.glance(beside, || self.poll()) {
-            return Ok(id);
-        }
         let deadline = deadline(timeout);
         loop {
             if let Some(id) = nic.spin.spin(deadline, beside, || self.poll()) {

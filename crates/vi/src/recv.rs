@@ -29,6 +29,10 @@ use std::time::Duration;
 
 const SPAN_BYTES: usize = 16;
 const SEGMENTS_MAX: usize = 64;
+/// Payloads given back that are kept for the next ones.
+const SHELLS: usize = 8;
+/// How many messages ahead a payload's first line is asked for.
+const SPAN_AHEAD: u64 = 2;
 
 /// What a receiving half has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +67,7 @@ pub struct RecvQueue {
     log: ReleaseLog,
     returns: Arc<Returns>,
     held: u32,
+    shells: Vec<InPlace>,
     ended: Option<Failure>,
     tag: Tag,
     /// The last region that payloads came from.
@@ -115,6 +120,7 @@ impl RecvQueue {
             log,
             returns,
             held: 0,
+            shells: Vec::new(),
             ended: None,
             tag,
             source: None,
@@ -136,14 +142,12 @@ impl RecvQueue {
     /// Gives a place for the next message. Messages fill receives in the order both were posted.
     #[inline]
     pub fn post_recv(&mut self, receive: Receive) -> Result<(), Refused<Receive>> {
-        match self.check(&receive) {
-            Ok(()) => {
-                self.posted.push_back(receive);
-                self.member.receivable.store(true, Relaxed);
-                Ok(())
-            }
-            Err(reason) => Err(Refused { reason, descriptor: receive }),
+        if let Err(reason) = self.check(&receive) {
+            return Err(Refused { reason, descriptor: receive });
         }
+        self.posted.push_back(receive);
+        self.member.receivable.store(true, Relaxed);
+        Ok(())
     }
 
     /// Gives a place for the message that was sent with this payload token, whatever comes between:
@@ -173,6 +177,7 @@ impl RecvQueue {
         landing.receive.take()
     }
 
+    #[inline]
     fn check(&self, receive: &Receive) -> Result<(), PostError> {
         if in_forked_child() {
             return Err(PostError::ForkedChild);
@@ -202,6 +207,112 @@ impl RecvQueue {
     /// The next completion, if there is one. Does not wait.
     #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
+        match self.poll_small() {
+            None => self.poll_any(),
+            small => small,
+        }
+    }
+
+    /// The common case on its own, so that its completion is built where it is wanted: a message
+    /// that came in one slot, for a receive with one buffer. Everything else is left as it is.
+    #[inline(always)]
+    pub(crate) fn poll_small(&mut self) -> Option<Completion> {
+        if !self.reader.ready() || in_forked_child() {
+            return None;
+        }
+        let Ok(Some(head)) = self.reader.head() else { return None };
+        let length = head.length as usize;
+        let small = head.kind == Kind::Inline
+            && head.control == 0
+            && head.flags.has(Flags::WHOLE)
+            && !head.flags.has(Flags::TOKEN)
+            && self.landing.is_none()
+            && self.ended.is_none()
+            && self.done.is_empty();
+        match self.posted.front_mut() {
+            Some(Receive { target: Target::Buffer(buffer), .. }) if small && buffer.len() >= length => {
+                self.reader.content(0, &mut buffer[..length]);
+            }
+            Some(Receive { target: Target::InPlace, .. }) if !small => return self.poll_held(&head),
+            _ => return None,
+        }
+        let receive = self.posted.pop_front()?;
+        if self.posted.is_empty() {
+            self.note_receivable();
+        }
+        self.stats.inline += 1;
+        self.stats.messages += 1;
+        self.stats.bytes += length as u64;
+        self.step_over(&head, false);
+        Some(Completion {
+            token: receive.token,
+            operation: Operation::Receive,
+            status: Ok(()),
+            length,
+            immediate: head.immediate,
+            control: Control::EMPTY,
+            payload: receive.into_payload(),
+        })
+    }
+
+    /// The common case of a payload in place: all of the message in one span of a registered region.
+    fn poll_held(&mut self, head: &SlotHead) -> Option<Completion> {
+        let plain = head.kind == Kind::Spans
+            && head.spans == 1
+            && head.control == 0
+            && head.flags.has(Flags::WHOLE)
+            && !head.flags.has(Flags::TOKEN)
+            && self.landing.is_none()
+            && self.ended.is_none()
+            && self.done.is_empty()
+            && self.held < self.member.block.shape().loans();
+        if !plain {
+            return None;
+        }
+        if self.reader.publish_due() {
+            self.publish_progress();
+        }
+        let mut bytes = [0; SPAN_BYTES];
+        self.reader.content(0, &mut bytes);
+        let (region, length, offset) = span_fields(&bytes);
+        let (_, remote) = self.source.as_ref().filter(|(known, _)| *known == region)?;
+        if length != head.length || remote.kind() != RegionKind::Registered {
+            return None;
+        }
+        let offset = usize::try_from(offset).ok()?;
+        // A payload given back before is turned to the new place: nothing has to be counted.
+        let mut payload = self.shells.pop().unwrap_or_else(|| self.shell());
+        let turned = payload.first.as_mut().is_some_and(|bytes| remote.turn(bytes, offset, length as usize));
+        if !turned {
+            payload.first = Some(PeerBytes::new(remote.memory(), offset, length as usize)?);
+        }
+        payload.slot = Some(self.reader.tail());
+        // The first line of a payload further on can be on its way meanwhile.
+        if self.reader.content_ahead(SPAN_AHEAD, &mut bytes) {
+            let (later, _, offset) = span_fields(&bytes);
+            if later == region {
+                remote.prefetch(offset);
+            }
+        }
+        self.step_over(head, true);
+        self.held += 1;
+        let receive = self.take_posted();
+        self.stats.referenced += 1;
+        self.stats.messages += 1;
+        self.stats.bytes += u64::from(length);
+        Some(Completion {
+            token: receive.token,
+            operation: Operation::Receive,
+            status: Ok(()),
+            length: length as usize,
+            immediate: head.immediate,
+            control: Control::EMPTY,
+            payload: Payload::InPlace(payload),
+        })
+    }
+
+    #[inline(never)]
+    pub(crate) fn poll_any(&mut self) -> Option<Completion> {
         if in_forked_child() {
             return None;
         }
@@ -255,13 +366,14 @@ impl RecvQueue {
 
     /// Gives a payload back to its sender at once.
     pub fn release(&mut self, mut payload: InPlace) {
-        if let Some((slot, returns)) = payload.held.take() {
-            if Arc::ptr_eq(&returns, &self.returns) {
-                self.release_slot(slot);
+        let ours = payload.returns.as_ref().is_some_and(|returns| Arc::ptr_eq(returns, &self.returns));
+        // One of another VI goes back the long way, when it is dropped.
+        if ours && let Some(slot) = payload.slot.take() {
+            if self.release_slot(slot) {
                 self.ring_if(self.reader.bell_wanted());
-            } else {
-                // Of another VI: it goes back the long way.
-                payload.held = Some((slot, returns));
+            }
+            if self.shells.len() < SHELLS && payload.extra.is_none() {
+                self.shells.push(payload);
             }
         }
     }
@@ -290,28 +402,11 @@ impl RecvQueue {
         next
     }
 
-    #[inline]
     fn handle(&mut self, head: &SlotHead) -> Result<Step, Lie> {
-        let whole_inline = head.kind == Kind::Inline && head.flags.has(Flags::WHOLE) && !head.flags.has(Flags::TOKEN);
-        if whole_inline && self.landing.is_none() {
-            let length = head.length as usize;
-            match self.posted.front_mut() {
-                Some(Receive { target: Target::Buffer(buffer), .. }) if buffer.len() >= length => {
-                    self.reader.content(usize::from(head.control), &mut buffer[..length]);
-                    let control = self.read_control(head, 0);
-                    let receive = self.take_posted();
-                    self.stats.inline += 1;
-                    self.step_over(head, false);
-                    return Ok(Step::Completed(self.complete(receive, length, head.immediate, control)));
-                }
-                None => return Ok(Step::Stuck),
-                Some(_) => {}
-            }
-        }
         if head.flags.has(Flags::FIRST) { self.begin(head) } else { self.go_on(head) }
     }
 
-    /// The first slot of a message, where the fast way above did not fit.
+    /// The first slot of a message.
     fn begin(&mut self, head: &SlotHead) -> Result<Step, Lie> {
         let index = self.reader.tail();
         if self.landing.is_some() {
@@ -350,7 +445,8 @@ impl RecvQueue {
         if receive.is_none() {
             self.stats.orphans += 1;
         }
-        let control = self.read_control(head, head.prefix_bytes());
+        let mut control = self.read_control(head, head.prefix_bytes());
+        control.set_token(payload_token);
         let mut landing =
             Landing { receive, total, got: 0, immediate: head.immediate, control, payload_token, copied: Vec::new() };
         if holds {
@@ -405,18 +501,14 @@ impl RecvQueue {
     }
 
     fn finish(&mut self, landing: Landing) -> Step {
-        let Landing { receive, got, immediate, control, payload_token, copied, .. } = landing;
+        let Landing { receive, got, immediate, control, copied, .. } = landing;
         let Some(receive) = receive else { return Step::Next };
         if matches!(receive.target, Target::InPlace) {
-            let payload = InPlace { first: None, rest: Vec::new(), copied, frozen: None, held: None };
             let mut completion = self.complete(receive, got as usize, immediate, control);
-            completion.payload_token = payload_token;
-            completion.payload = Payload::InPlace(payload);
+            completion.payload = Payload::InPlace(InPlace::copied(copied));
             return Step::Completed(completion);
         }
-        let mut completion = self.complete(receive, got as usize, immediate, control);
-        completion.payload_token = payload_token;
-        Step::Completed(completion)
+        Step::Completed(self.complete(receive, got as usize, immediate, control))
     }
 
     /// Copies what this slot carries to where its message lands.
@@ -458,9 +550,13 @@ impl RecvQueue {
         Ok(())
     }
 
+    fn shell(&self) -> InPlace {
+        InPlace { first: None, extra: None, slot: None, returns: Some(self.returns.clone()) }
+    }
+
     /// Keeps this slot's payload where it is.
     fn hold(&mut self, head: &SlotHead, spans_at: usize) -> Result<InPlace, Lie> {
-        let mut payload = InPlace { first: None, rest: Vec::new(), copied: Vec::new(), frozen: None, held: None };
+        let mut payload = self.shell();
         let mut sum = 0;
         for number in 0..usize::from(head.spans) {
             let (memory, offset, length) = self.span(spans_at + number * SPAN_BYTES)?;
@@ -468,16 +564,18 @@ impl RecvQueue {
             let Some(bytes) = PeerBytes::new(memory, offset, length) else { break };
             if payload.first.is_none() {
                 let frozen = self.source.as_ref().filter(|(_, region)| region.kind() == RegionKind::Frozen);
-                if head.spans == 1 {
-                    payload.frozen = frozen.map(|(_, region)| (region.clone(), offset));
+                if let Some((_, region)) = frozen
+                    && head.spans == 1
+                {
+                    payload.extra.get_or_insert_default().frozen = Some((region.clone(), offset));
                 }
                 payload.first = Some(bytes);
             } else {
-                payload.rest.push(bytes);
+                payload.extra.get_or_insert_default().rest.push(bytes);
             }
         }
         self.check_spans(head, sum)?;
-        payload.held = Some((self.reader.tail(), self.returns.clone()));
+        payload.slot = Some(self.reader.tail());
         self.held += 1;
         self.step_over(head, true);
         Ok(payload)
@@ -495,9 +593,7 @@ impl RecvQueue {
     fn span(&mut self, at: usize) -> Result<(PeerMemory, usize, usize), Lie> {
         let mut bytes = [0; SPAN_BYTES];
         self.reader.content(at, &mut bytes);
-        let region = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-        let offset = u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]));
+        let (region, length, offset) = span_fields(&bytes);
         let memory = if region == 0 {
             self.source = None;
             self.stats.buffered += 1;
@@ -530,7 +626,6 @@ impl RecvQueue {
         let token = landing.receive.as_ref().map_or(0, |receive| receive.token);
         let mut completion =
             self.complete(Receive::new(token).in_place(), length, landing.immediate, landing.control);
-        completion.payload_token = landing.payload_token;
         completion.payload = Payload::InPlace(payload);
         completion
     }
@@ -546,7 +641,6 @@ impl RecvQueue {
             length,
             immediate,
             control,
-            payload_token: None,
             payload: receive.into_payload(),
         }
     }
@@ -589,10 +683,13 @@ impl RecvQueue {
         u64::from_le_bytes(bytes)
     }
 
+    /// Done with a slot. Progress past one that is held waits, unless asked for at once: if it is
+    /// given back before the next look, the sender never has to know that it was held.
     #[inline]
     fn step_over(&mut self, head: &SlotHead, hold: bool) {
-        self.reader.consume(head.flags.has(Flags::ACKNOWLEDGE), hold);
-        if self.reader.publish_due() {
+        let acknowledge = head.flags.has(Flags::ACKNOWLEDGE);
+        self.reader.consume(acknowledge, hold);
+        if self.reader.publish_due() && (acknowledge || !hold) {
             self.publish_progress();
         }
     }
@@ -613,19 +710,28 @@ impl RecvQueue {
         }
     }
 
-    fn release_slot(&mut self, slot: u64) {
-        // The writer must see it consumed before it sees it given back.
-        self.publish_progress();
-        self.log.release(slot);
+    /// True if the sender is to be told by the log, and may want its bell rung.
+    #[inline]
+    fn release_slot(&mut self, slot: u64) -> bool {
         self.held -= 1;
+        if self.reader.release_unpublished(slot) {
+            // Never seen as held: it goes with the next progress that is published.
+            if self.reader.publish_due() {
+                self.publish_progress();
+            }
+            return false;
+        }
+        self.log.release(slot);
+        true
     }
 
     #[cold]
     fn take_returns(&mut self) {
+        let mut told = false;
         for slot in self.returns.take() {
-            self.release_slot(slot);
+            told |= self.release_slot(slot);
         }
-        self.ring_if(self.reader.bell_wanted());
+        self.ring_if(told && self.reader.bell_wanted());
     }
 
     /// Nothing to read: tell the writer how far we are, and see whether it is still there. True if
@@ -709,15 +815,24 @@ fn scatter(landing: &mut Landing, mut copy: impl FnMut(usize, &mut [u8]), length
     }
 }
 
+/// Region, length and offset.
+#[inline]
+fn span_fields(bytes: &[u8; SPAN_BYTES]) -> (u32, u32, u64) {
+    let region = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+    (region, length, u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])))
+}
+
 fn failed(receive: Receive, payload_token: Option<PayloadToken>, failure: Failure) -> Completion {
+    let mut control = Control::EMPTY;
+    control.set_token(payload_token);
     Completion {
         token: receive.token,
         operation: Operation::Receive,
         status: Err(failure),
         length: 0,
         immediate: 0,
-        control: Control::EMPTY,
-        payload_token,
+        control,
         payload: receive.into_payload(),
     }
 }

@@ -201,10 +201,32 @@ impl SendQueue {
     /// Sends a message. It goes at once where there is room, otherwise as the queue is polled.
     #[inline]
     pub fn post_send(&mut self, message: Message) -> Result<(), Refused<Message>> {
+        if let Payload::Buffer(buffer) = &message.payload
+            && buffer.tag() == self.tag
+            && message.control_given == 0
+            && message.control.token().is_none()
+            && self.is_open_with_room()
+        {
+            let total = buffer.len();
+            let refer = message.path.unwrap_or(self.path) == Path::Referenced;
+            if !refer && total <= CONTENT_BYTES {
+                self.count_message(total);
+                self.publish_inline(message, total);
+                return Ok(());
+            }
+            if refer && total > 0 && buffer.region_id() == self.given {
+                self.count_message(total);
+                self.publish_reference(message, total);
+                return Ok(());
+            }
+        }
+        self.post_any(message)
+    }
+
+    fn post_any(&mut self, message: Message) -> Result<(), Refused<Message>> {
         match self.check(&message) {
             Ok((way, total)) => {
-                self.stats.messages += 1;
-                self.stats.bytes += total as u64;
+                self.count_message(total);
                 if way == Way::Inline && self.pending.is_empty() && self.has_credit() {
                     self.publish_inline(message, total);
                 } else {
@@ -216,26 +238,55 @@ impl SendQueue {
         }
     }
 
+    #[inline]
+    fn count_message(&mut self, bytes: usize) {
+        self.stats.messages += 1;
+        self.stats.bytes += bytes as u64;
+    }
+
+    /// True if a small message can go this moment. That the peer is gone shows when the queue is
+    /// polled, or when its credit is used up.
+    #[inline(always)]
+    fn is_open_with_room(&self) -> bool {
+        self.ended.is_none()
+            && self.pending.is_empty()
+            && self.writer.credit() > 0
+            && self.finishing < self.nic.config.descriptors_max
+            && !in_forked_child()
+    }
+
     /// Sends a copy of `bytes`; they are yours again when this returns. Refused, with nothing sent,
     /// when there is no room for all of them now.
     #[inline]
     pub fn send_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
+        if bytes.len() <= CONTENT_BYTES && self.is_open_with_room() {
+            self.publish_bytes(token, bytes);
+            return Ok(());
+        }
+        self.send_any_bytes(token, bytes)
+    }
+
+    #[inline(always)]
+    fn publish_bytes(&mut self, token: u64, bytes: &[u8]) {
+        self.count_message(bytes.len());
+        self.stats.inline += 1;
+        let head = self.head(Kind::Inline, Flags::WHOLE, bytes.len(), 0);
+        let index = self.writer.publish(head, &[], &[], bytes);
+        self.ring_if_wanted();
+        self.finish_at(index, Finish { token, length: bytes.len(), payload: Payload::None, when_freed: false });
+    }
+
+    fn send_any_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
         self.check_open()?;
         let no_room = PostError::NoRoom { bytes: bytes.len() };
         if !self.pending.is_empty() {
             self.progress();
         }
-        if !self.pending.is_empty() || !self.has_credit() {
+        if !self.pending.is_empty() || !self.has_credit() || self.finishing >= self.nic.config.descriptors_max {
             return Err(no_room);
         }
         if bytes.len() <= CONTENT_BYTES {
-            self.stats.messages += 1;
-            self.stats.bytes += bytes.len() as u64;
-            self.stats.inline += 1;
-            let head = self.head(Kind::Inline, Flags::WHOLE, bytes.len(), 0);
-            let index = self.writer.publish(head, &[], &[], bytes);
-            self.ring_if_wanted();
-            self.finish_at(index, Finish { token, length: bytes.len(), payload: Payload::None, when_freed: false });
+            self.publish_bytes(token, bytes);
             return Ok(());
         }
         self.send_bytes_buffered(token, bytes, no_room)
@@ -254,8 +305,7 @@ impl SendQueue {
                 return Err(no_room);
             }
         };
-        self.stats.messages += 1;
-        self.stats.bytes += bytes.len() as u64;
+        self.count_message(bytes.len());
         self.stats.buffered += 1;
         self.member.peer.ours().copy_in(extent.offset, bytes);
         let head = SlotHead { spans: 1, ..self.head(Kind::Spans, Flags::WHOLE, bytes.len(), 0) };
@@ -408,6 +458,11 @@ impl SendQueue {
     }
 
     #[inline]
+    pub(crate) fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    #[inline]
     pub(crate) fn take_done(&mut self) -> Option<Completion> {
         let next = self.done.pop_front()?;
         if self.done.is_empty() {
@@ -501,7 +556,7 @@ impl SendQueue {
             return Err(PostError::TooLong { bytes, limit: self.nic.config.message_bytes_max });
         }
         let total = bytes as usize;
-        let prefix = if message.payload_token.is_some() { 8 } else { 0 };
+        let prefix = if message.control.token().is_some() { 8 } else { 0 };
         let room = CONTENT_BYTES - prefix - message.control.len();
         let path = message.path.unwrap_or(self.path);
         if total == 0 || path != Path::Referenced && total <= room {
@@ -574,7 +629,8 @@ impl SendQueue {
     #[inline]
     fn publish_inline(&mut self, message: Message, total: usize) {
         self.stats.inline += 1;
-        let Message { token, control, immediate, payload_token, payload, .. } = message;
+        let Message { token, control, immediate, payload, .. } = message;
+        let payload_token = control.token();
         let mut head = self.head(Kind::Inline, Flags::WHOLE, total, immediate);
         head.control = control.len() as u8;
         let prefix = payload_token.map(|PayloadToken(token)| token.to_le_bytes());
@@ -678,11 +734,38 @@ impl SendQueue {
         }
     }
 
+    /// The common case of a message that is referred to: one buffer, and nothing beside it.
+    #[inline]
+    fn publish_reference(&mut self, message: Message, total: usize) {
+        let Message { token, immediate, payload, .. } = message;
+        let Payload::Buffer(buffer) = &payload else { return };
+        let place = span(buffer.region_id(), total, buffer.offset());
+        let head = SlotHead { spans: 1, ..self.head(Kind::Spans, self.reference_flags(), total, immediate) };
+        let index = self.writer.publish(head, &place, &[], &[]);
+        self.await_reference(index, Finish { token, length: total, payload, when_freed: true });
+    }
+
+    /// A lone message asks the reader to say at once when it is done; others go with the next.
+    #[inline]
+    fn reference_flags(&self) -> Flags {
+        let lone = self.in_flight.is_empty() && !self.loans.outstanding();
+        if lone { Flags::WHOLE.with(Flags::ACKNOWLEDGE) } else { Flags::WHOLE }
+    }
+
+    #[inline]
+    fn await_reference(&mut self, index: u64, finish: Finish) {
+        self.stats.referenced += 1;
+        self.ring_if_wanted();
+        self.finishing += 1;
+        self.in_flight.push_back(InFlight { index, extent: None, finish: Some(finish), lendable: true });
+        self.note_awaiting();
+    }
+
     #[inline]
     fn publish_referenced(&mut self, outgoing: Outgoing) {
-        self.stats.referenced += 1;
-        let Message { token, control, immediate, payload_token, payload, .. } = outgoing.message;
-        let mut head = self.head(Kind::Spans, Flags::WHOLE.with(Flags::ACKNOWLEDGE), outgoing.total, immediate);
+        let Message { token, control, immediate, payload, .. } = outgoing.message;
+        let payload_token = control.token();
+        let mut head = self.head(Kind::Spans, self.reference_flags(), outgoing.total, immediate);
         head.control = control.len() as u8;
         let mut prefix = Prefix::new();
         if let Some(PayloadToken(token)) = payload_token {
@@ -710,11 +793,7 @@ impl SendQueue {
             Payload::None | Payload::InPlace(_) => {}
         }
         let index = self.writer.publish(head, prefix.bytes(), &control, &[]);
-        self.ring_if_wanted();
-        self.finishing += 1;
-        let finish = Finish { token, length: outgoing.total, payload, when_freed: true };
-        self.in_flight.push_back(InFlight { index, extent: None, finish: Some(finish), lendable: true });
-        self.note_awaiting();
+        self.await_reference(index, Finish { token, length: outgoing.total, payload, when_freed: true });
     }
 
     fn advance_buffered(&mut self, mut outgoing: Outgoing) -> Result<Advance, Lie> {
@@ -796,7 +875,7 @@ impl SendQueue {
             head.flags = head.flags.with(Flags::FIRST);
             head.control = outgoing.message.control.len() as u8;
             control = &outgoing.message.control;
-            if let Some(PayloadToken(token)) = outgoing.message.payload_token {
+            if let Some(PayloadToken(token)) = outgoing.message.control.token() {
                 head.flags = head.flags.with(Flags::TOKEN);
                 prefix.push(&token.to_le_bytes());
             }
@@ -820,9 +899,9 @@ impl SendQueue {
             let mut control = Control::EMPTY;
             if first {
                 head.flags = head.flags.with(Flags::FIRST);
-                control = outgoing.message.control;
+                control = outgoing.message.control.clone();
                 head.control = control.len() as u8;
-                if let Some(PayloadToken(token)) = outgoing.message.payload_token {
+                if let Some(PayloadToken(token)) = outgoing.message.control.token() {
                     head.flags = head.flags.with(Flags::TOKEN);
                     prefix.push(&token.to_le_bytes());
                 }
@@ -1093,7 +1172,6 @@ fn completion(
         length,
         immediate: 0,
         control: Control::EMPTY,
-        payload_token: None,
         payload,
     }
 }

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 /// Threads of this process that spin now.
 static SPINNERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks before the clock is read for the first time: most answers come within them.
-const FREE_LOOKS: u32 = 128;
+/// Looks before the clock is read for the first time, one upon the other without easing the CPU:
+/// most answers come within them, and a pause would delay each by half its length.
+pub(crate) const FREE_LOOKS: u32 = 128;
 const LOOKS_PER_CLOCK: u32 = 32;
 
 #[derive(Debug)]
@@ -29,22 +30,6 @@ impl SpinRules {
 
     fn budget(&self) -> Duration {
         self.fixed.unwrap_or_else(wake_cost)
-    }
-
-    /// A few looks without reading the clock. `beside` says whether the peer that is waited for
-    /// last ran on the given CPU: then there is no point.
-    #[inline]
-    pub(crate) fn glance<T>(&self, beside: impl Fn(u32) -> bool, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        if beside(current_cpu()) {
-            return None;
-        }
-        for _ in 0..FREE_LOOKS {
-            if let Some(found) = look() {
-                return Some(found);
-            }
-            pause();
-        }
-        None
     }
 
     /// Spins until `look` finds something, the rules say stop, or the deadline is there.

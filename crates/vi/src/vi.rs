@@ -10,6 +10,7 @@ use crate::peer::Peer;
 use crate::recv::RecvQueue;
 use crate::remote::RemoteKey;
 use crate::send::{LoanBookParts, SendQueue};
+use crate::spin::FREE_LOOKS;
 use highwire_mem::{
     BellIndex, BellRope, Block, Credentials, Exported, Frozen, Region, SlotReader, SlotWriter, Tag, in_forked_child,
 };
@@ -55,7 +56,11 @@ pub struct Vi {
     tx: SendQueue,
     rx: RecvQueue,
     nic: Arc<NicInner>,
+    turn: u32,
 }
+
+/// Every so many polls the sending half comes first.
+const TURNS: u32 = 16;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -99,6 +104,7 @@ impl Vi {
             tx: SendQueue::new(member.clone(), nic.clone(), writer, loans, rope.clone(), options),
             rx: RecvQueue::new(member, nic.clone(), reader, rope, tag),
             nic: nic.clone(),
+            turn: 0,
         }
     }
 
@@ -174,6 +180,18 @@ impl Vi {
     /// The next completion of either half, if there is one. Does not wait.
     #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
+        // A stream of small messages must not keep the sending half from its turn.
+        self.turn = self.turn.wrapping_add(1);
+        if !self.tx.has_done() && self.turn % TURNS != 0 {
+            let small = self.rx.poll_small();
+            if small.is_some() {
+                return small;
+            }
+        }
+        self.poll_any()
+    }
+
+    fn poll_any(&mut self) -> Option<Completion> {
         if in_forked_child() {
             return None;
         }
@@ -197,6 +215,13 @@ impl Vi {
     /// Waits for the next completion of either half, at most `timeout`.
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
+        if self.rx.member().worth_a_glance() {
+            for _ in 0..FREE_LOOKS {
+                if let Some(done) = self.poll() {
+                    return Ok(done);
+                }
+            }
+        }
         let (member, nic) = (self.rx.member().clone(), self.nic.clone());
         member.wait_for(&nic.spin, timeout, || self.poll_or_end())?
     }

@@ -81,7 +81,7 @@ proptest! {
                     let extent = oracle.live.swap_remove(which % oracle.live.len());
                     let before = returned.len();
                     area.free(extent.id, |offset, len| returned.push((offset, len)));
-                    for (offset, len) in returned[before..].to_vec() {
+                    for (offset, len) in returned[before..].iter().copied() {
                         oracle.took_back(offset, len)?;
                     }
                 }

@@ -5,7 +5,7 @@
 //! `should_panic` leave out one step each, and show that it is needed and would be missed.
 
 use super::*;
-use crate::layout::{BlockShape, HEAD_BYTES, REGION_HEADER_BYTES, SLOT_BYTES};
+use crate::layout::{BlockShape, HEAD_BYTES, LENGTH_AT, META_AT, REGION_HEADER_BYTES, SLOT_BYTES};
 use crate::memory::{PeerMemory, View};
 use crate::{Flags, Kind, LoanBook, ReleaseLog, SlotHead, SlotReader, SlotWriter};
 use loom::thread;
@@ -36,9 +36,10 @@ impl Sides {
         let block = Block::new(REGION_HEADER_BYTES as u64, shape, bytes).unwrap();
         let sides = Sides { writer: View::new(bytes), reader: View::new(bytes), block };
         let slots = [block.slots(), block.slots() + SLOT_BYTES];
-        let heads: Vec<usize> = slots.iter().flat_map(|slot| [*slot, slot + 4, slot + 8, slot + 12]).collect();
+        let heads = [slots[0], slots[0] + META_AT, slots[1], slots[1] + META_AT];
+        let sizes = slots.map(|slot| slot + LENGTH_AT);
         let contents = slots.map(|slot| slot + HEAD_BYTES);
-        sides.writer.touch(&heads, &[], &[contents[0], contents[1], PAYLOAD_AT]);
+        sides.writer.touch(&heads, &sizes, &[contents[0], contents[1], PAYLOAD_AT]);
         let log = (0..4).map(|entry| block.release(entry));
         sides.reader.touch(&[], &log.chain([block.held(0), block.held(1)]).collect::<Vec<_>>(), &[]);
         block.prepare(&OwnMemory(sides.writer.clone()), START, true);
@@ -55,7 +56,6 @@ impl Sides {
         let (own, peer) = (OwnMemory(self.reader.clone()), PeerMemory(self.writer.clone()));
         SlotReader::new(own, self.block, peer, self.block, START, true)
     }
-
 }
 
 fn bell_page() -> SharedMemory {

@@ -339,7 +339,9 @@ fn a_header_of_another_version_is_refused() {
     newer[8] += 1;
     let mut other = good_header();
     other[0] ^= 1;
-    for (bytes, start) in [(4096, &newer), (4096, &other), (4096, &Vec::new()), (REGION_HEADER_BYTES - 8, &good_header())] {
+    for (bytes, start) in
+        [(4096, &newer), (4096, &other), (4096, &Vec::new()), (REGION_HEADER_BYTES - 8, &good_header())]
+    {
         let error = adopt(bytes, start).unwrap_err();
         assert!(matches!(error, RegionError::WrongHeader), "{bytes} bytes: {error}");
     }
@@ -374,6 +376,24 @@ fn a_payload_is_read_in_place_to_its_last_byte() {
     assert!(PeerBytes::new(peer.memory(), 4090, 10).is_none());
     assert!(PeerBytes::new(peer.memory(), usize::MAX, 2).is_none());
     assert!(PeerBytes::new(peer.memory(), 4099, 0).is_some_and(|bytes| bytes.is_empty()));
+}
+
+#[test]
+fn every_length_is_copied_whole_and_no_further() {
+    let memory = Exported::create(4096, Tag(1)).unwrap().memory().clone();
+    let pattern: Vec<u8> = (0..300u32).map(|number| (number * 7 + 1) as u8).collect();
+    for len in 0..=300 {
+        for at in [64, 65, 67, 100] {
+            memory.copy_in(at - 8, &[0xee; 320]);
+            memory.copy_in(at, &pattern[..len]);
+            let mut around = [0; 320];
+            memory.copy_out(at - 8, &mut around);
+            assert!(around[..8] == [0xee; 8] && around[8 + len..].iter().all(|byte| *byte == 0xee), "{len} at {at}");
+            let mut out = vec![0; len];
+            memory.copy_out(at, &mut out);
+            assert!(out == pattern[..len] && out == around[8..8 + len], "{len} at {at}");
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,388 @@
+//! The two processes of a measurement, and how they keep step.
+//!
+//! The driver starts a second process from its own executable and shares three things with it: a
+//! socket for commands, a few words of memory in which they meet while spinning, and their places,
+//! one CPU each. The second process dies with the first, however that one ends.
+
+use crate::BenchError;
+use highwire_mem::{Courier, CourierError, Words};
+use rustix::thread::CpuSet;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How far apart the two CPUs are: how long a cache line takes from one to the other. On virtual
+/// machines this changes by itself, within seconds, and decides every other figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Under 110 ns: they share a cache.
+    Near,
+    /// Up to 400 ns: they share only the memory.
+    Far,
+    /// Longer, or different before and after a trial, or a process lost its CPU during it: something
+    /// else ran.
+    Disturbed,
+    /// Both processes are on one CPU, and nothing crosses.
+    OneCore,
+}
+
+impl State {
+    /// The state in which a crossing takes this long.
+    pub fn of_crossing(nanoseconds: f64) -> State {
+        if nanoseconds < NEAR_NS_MAX {
+            State::Near
+        } else if nanoseconds < FAR_NS_MAX {
+            State::Far
+        } else {
+            State::Disturbed
+        }
+    }
+
+    /// The state of a trial with these crossings before and after it.
+    pub fn of_trial(before_ns: f64, after_ns: f64) -> State {
+        let (before, after) = (State::of_crossing(before_ns), State::of_crossing(after_ns));
+        if before == after { before } else { State::Disturbed }
+    }
+
+    /// Its name, as in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Near => "near",
+            State::Far => "far",
+            State::Disturbed => "disturbed",
+            State::OneCore => "one-core",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Which of the two processes this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The one that measures.
+    Driver,
+    /// The one that answers.
+    Peer,
+}
+
+/// Gives up spinning when the other side has plainly stopped.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    spins: u32,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// Called each time that nothing was there. Without a pause instruction: its 40 ns would be
+    /// most of what is measured.
+    #[inline(always)]
+    pub(crate) fn spin(&mut self) -> Result<(), BenchError> {
+        self.spins = self.spins.wrapping_add(1);
+        if self.spins.is_multiple_of(1 << 16) { self.check() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check(&mut self) -> Result<(), BenchError> {
+        if self.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            return Err(BenchError::Stuck(PATIENCE));
+        }
+        Ok(())
+    }
+}
+
+/// One side's end of everything the two share.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) role: Role,
+    /// Both processes have a CPU of their own, so that waiting by looking is right.
+    pub(crate) spinning: bool,
+    courier: Courier,
+    words: Words,
+    step: u64,
+    ball: u64,
+    schedule: Option<File>,
+}
+
+impl Link {
+    /// Says something to the other side.
+    pub(crate) fn tell<T: Serialize>(&self, what: &T, descriptors: &[BorrowedFd<'_>]) -> Result<(), BenchError> {
+        Ok(self.courier.send(&serde_json::to_vec(what)?, descriptors, PATIENCE)?)
+    }
+
+    /// What the other side says, waited for as long as anything else.
+    pub(crate) fn hear<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), BenchError> {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let (length, descriptors) = self.courier.receive(&mut bytes, PATIENCE)?;
+        Ok((serde_json::from_slice(&bytes[..length])?, descriptors))
+    }
+
+    /// The next command, waited for without end: first by looking, so that the CPU stays awake
+    /// between trials, then asleep.
+    pub(crate) fn hear_command<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, BenchError> {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let awake = Instant::now();
+        loop {
+            let heard = if self.spinning && awake.elapsed() < Duration::from_millis(5) {
+                self.courier.try_receive(&mut bytes)
+            } else {
+                self.courier.receive(&mut bytes, Duration::from_secs(1)).map(Some)
+            };
+            match heard {
+                Ok(Some((length, descriptors))) => {
+                    return Ok(Some((serde_json::from_slice(&bytes[..length])?, descriptors)));
+                }
+                Ok(None) | Err(CourierError::TimedOut(_)) => {}
+                Err(CourierError::Closed) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Both sides are here.
+    pub(crate) fn meet(&mut self) -> Result<(), BenchError> {
+        if !self.spinning {
+            // On one CPU each look would take the other's time: let the kernel do it.
+            return match self.role {
+                Role::Driver => self.tell(&(), &[]).and_then(|()| self.hear::<()>().map(drop)),
+                Role::Peer => self.hear::<()>().and_then(|_| self.tell(&(), &[])),
+            };
+        }
+        let (mine, theirs) = match self.role {
+            Role::Driver => (DRIVER_STEP, PEER_STEP),
+            Role::Peer => (PEER_STEP, DRIVER_STEP),
+        };
+        self.step += 1;
+        self.words.store(mine, self.step);
+        let mut patience = Patience::default();
+        while self.words.load(theirs) < self.step {
+            patience.spin()?;
+        }
+        Ok(())
+    }
+
+    /// Notes, for the other side too, how long this process has waited for its CPU so far.
+    pub(crate) fn note_wait(&mut self) -> u64 {
+        let waited = self.schedule.as_ref().and_then(waited_ns).unwrap_or(0);
+        let mine = if self.role == Role::Driver { DRIVER_WAITED } else { PEER_WAITED };
+        self.words.store(mine, waited);
+        waited
+    }
+
+    /// What the other side noted last, before the last meeting.
+    pub(crate) fn peer_wait(&self) -> u64 {
+        self.words.load(if self.role == Role::Driver { PEER_WAITED } else { DRIVER_WAITED })
+    }
+
+    /// Nanoseconds that a cache line takes to cross: the median of several bursts, so that a single
+    /// interrupt does not count.
+    pub(crate) fn probe(&mut self) -> Result<f64, BenchError> {
+        self.meet()?;
+        if !self.spinning {
+            return Ok(0.0);
+        }
+        let mut crossings = [0.0; PROBE_BURSTS];
+        let mut patience = Patience::default();
+        for crossing in &mut crossings {
+            let start = Instant::now();
+            for _ in 0..PROBE_ROUND_TRIPS {
+                self.ball += 1;
+                if self.role == Role::Driver {
+                    self.words.store(DRIVER_BALL, self.ball);
+                    while self.words.load(PEER_BALL) != self.ball {
+                        patience.spin()?;
+                    }
+                } else {
+                    while self.words.load(DRIVER_BALL) != self.ball {
+                        patience.spin()?;
+                    }
+                    self.words.store(PEER_BALL, self.ball);
+                }
+            }
+            *crossing = start.elapsed().as_nanos() as f64 / f64::from(2 * PROBE_ROUND_TRIPS);
+        }
+        crossings.sort_by(f64::total_cmp);
+        Ok(crossings[PROBE_BURSTS / 2])
+    }
+}
+
+/// The kernel's record of this thread: nanoseconds run, nanoseconds waited for a CPU, turns.
+fn schedule() -> Option<File> {
+    File::open("/proc/thread-self/schedstat").ok()
+}
+
+fn waited_ns(schedule: &File) -> Option<u64> {
+    let mut text = [0; 96];
+    let length = schedule.read_at(&mut text, 0).ok()?;
+    std::str::from_utf8(&text[..length]).ok()?.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Welcome {
+    cpu: usize,
+    spinning: bool,
+}
+
+/// The driver's hold on the second process.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) link: Link,
+    /// CPUs of the driver and of the peer.
+    pub(crate) cpus: (usize, usize),
+    child: Child,
+    unpinned: CpuSet,
+}
+
+impl Pair {
+    /// Starts the second process and takes places: one CPU each, or one for both.
+    pub(crate) fn start(one_core: bool) -> Result<Pair, BenchError> {
+        let unpinned = rustix::thread::sched_getaffinity(None).map_err(io::Error::from)?;
+        let mut allowed = (0..CpuSet::MAX_CPU).filter(|cpu| unpinned.is_set(*cpu));
+        let first = allowed.next().unwrap_or(0);
+        let second = if one_core { first } else { allowed.next().unwrap_or(first) };
+        let spinning = second != first;
+
+        let (courier, theirs) = Courier::pair()?;
+        let theirs = theirs.as_fd().try_clone_to_owned()?;
+        let child = own_executable()?
+            .args([PEER_COMMAND, &std::process::id().to_string()])
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(BenchError::Start)?;
+        let words = Words::create(WORDS)?;
+        let link = Link { role: Role::Driver, spinning, courier, words, step: 0, ball: 0, schedule: schedule() };
+        let mut pair = Pair { link, cpus: (first, second), child, unpinned };
+        pair.link.tell(&Welcome { cpu: second, spinning }, &[pair.link.words.as_fd()])?;
+        pin(first)?;
+        pair.link.meet()?;
+        Ok(pair)
+    }
+
+    /// Process number of the peer.
+    pub(crate) fn peer_id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Adds what the second process said last to an error of the first, which often only sees that
+    /// nothing comes any more.
+    pub(crate) fn explain(&mut self, error: BenchError) -> BenchError {
+        match self.link.hear::<Complaint>() {
+            Ok((Complaint { complaint }, _)) => BenchError::Peer(complaint),
+            Err(_) => error,
+        }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // It also dies by itself when the socket closes; waiting here leaves no zombie.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = rustix::thread::sched_setaffinity(None, &self.unpinned);
+    }
+}
+
+/// What a second process says before it gives up.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Complaint {
+    pub(crate) complaint: String,
+}
+
+/// The peer's side of [`Pair::start`]: the socket is its standard input.
+pub(crate) fn join(parent: u32) -> Result<Link, BenchError> {
+    die_with(parent)?;
+    let courier = Courier::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut bytes = [0; 1024];
+    let (length, descriptors) = courier.receive(&mut bytes, PATIENCE)?;
+    let Welcome { cpu, spinning } = serde_json::from_slice(&bytes[..length])?;
+    let words = descriptors.into_iter().next().ok_or(CourierError::Closed)?;
+    let words = Words::adopt(words, WORDS)?;
+    pin(cpu)?;
+    let mut link = Link { role: Role::Peer, spinning, courier, words, step: 0, ball: 0, schedule: schedule() };
+    link.meet()?;
+    Ok(link)
+}
+
+/// Sees to it that this process does not outlive `parent`, which started it.
+pub(crate) fn die_with(parent: u32) -> Result<(), BenchError> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).map_err(io::Error::from)?;
+    // It may have died before the kernel knew of our wish.
+    let lives = rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().get().unsigned_abs() == parent);
+    if lives { Ok(()) } else { Err(CourierError::Closed.into()) }
+}
+
+/// This program once more, for another role.
+pub(crate) fn own_executable() -> Result<Command, BenchError> {
+    Ok(Command::new(std::env::current_exe().map_err(BenchError::Start)?))
+}
+
+/// Keeps this thread on one CPU.
+pub(crate) fn pin(cpu: usize) -> Result<(), BenchError> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(rustix::thread::sched_setaffinity(None, &set).map_err(io::Error::from)?)
+}
+
+/// The hidden subcommand under which a `highwire` binary is the second process.
+pub const PEER_COMMAND: &str = "bench-peer";
+
+const NEAR_NS_MAX: f64 = 110.0;
+const FAR_NS_MAX: f64 = 400.0;
+
+/// Long enough for a machine under heavy load, short enough for someone who waits.
+const PATIENCE: Duration = Duration::from_secs(5);
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+const PROBE_BURSTS: usize = 9;
+const PROBE_ROUND_TRIPS: u32 = 32;
+
+const DRIVER_STEP: usize = 0;
+const PEER_STEP: usize = 1;
+const DRIVER_BALL: usize = 2;
+const PEER_BALL: usize = 3;
+const DRIVER_WAITED: usize = 4;
+const PEER_WAITED: usize = 5;
+const WORDS: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crossing_decides_the_state_and_a_change_of_it_disturbs() {
+        assert_eq!(State::of_crossing(52.0), State::Near);
+        assert_eq!(State::of_crossing(250.0), State::Far);
+        assert_eq!(State::of_crossing(4000.0), State::Disturbed);
+        assert_eq!(State::of_trial(50.0, 60.0), State::Near);
+        assert_eq!(State::of_trial(240.0, 260.0), State::Far);
+        assert_eq!(State::of_trial(50.0, 250.0), State::Disturbed);
+        assert_eq!(State::of_trial(900.0, 50.0), State::Disturbed);
+    }
+
+    #[test]
+    fn waiting_for_a_cpu_is_seen() {
+        let Some(schedule) = schedule() else { panic!("this kernel keeps no schedstat: preemption goes unseen") };
+        let before = waited_ns(&schedule).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(waited_ns(&schedule).unwrap() >= before);
+    }
+
+    #[test]
+    fn waiting_in_vain_ends() {
+        let mut patience = Patience { spins: 0, since: Some(Instant::now() - 2 * PATIENCE) };
+        let ended = (0..1 << 17).find_map(|_| patience.spin().err());
+        assert!(matches!(ended, Some(BenchError::Stuck(_))), "{ended:?}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Plots of a report, as SVG.
+
+use crate::BenchError;
+use crate::report::{Report, figure, title};
+use crate::stats::{FLOOR, Measure};
+use crate::trace::{Stripe, Trace};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use std::path::Path;
+
+type Sheet<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+/// All plots of a report: file names and contents.
+pub(crate) fn all(report: &Report, directory: &Path) -> Result<Vec<(String, String)>, BenchError> {
+    let mut plots = Vec::new();
+    for measure in report.measures() {
+        let name = format!("{}-{}.svg", report.bench, measure.name());
+        let svg = draw(directory, &name, (960, 600), |sheet| figures(report, measure, sheet))?;
+        plots.push((name, svg));
+        if report.contestants(measure).contains(&FLOOR) {
+            let name = format!("{}-{}-of-floor.svg", report.bench, measure.name());
+            let svg = draw(directory, &name, (960, 600), |sheet| ratios(report, measure, sheet))?;
+            plots.push((name, svg));
+        }
+    }
+    if let Some(trace) = &report.trace {
+        let name = format!("{}-trace.svg", report.bench);
+        let svg = draw(directory, &name, (1100, 420), |sheet| stripes(trace, sheet))?;
+        plots.push((name, svg));
+    }
+    Ok(plots)
+}
+
+fn draw(
+    directory: &Path,
+    name: &str,
+    extent: (u32, u32),
+    content: impl FnOnce(&Sheet<'_>) -> Drawn,
+) -> Result<String, BenchError> {
+    let mut svg = String::new();
+    let sheet = SVGBackend::with_string(&mut svg, extent).into_drawing_area();
+    let drawn = sheet.fill(&WHITE).map_err(Into::into).and_then(|()| content(&sheet));
+    let drawn = drawn.and_then(|()| Ok(sheet.present()?));
+    drop(sheet);
+    drawn.map_err(|why| BenchError::Plot { path: directory.join(name), why: why.to_string() })?;
+    Ok(svg)
+}
+
+/// Medians over sizes, with a bar from p10 to p90.
+fn figures(report: &Report, measure: Measure, sheet: &Sheet<'_>) -> Drawn {
+    let caption = format!("{} by size, {} ({})", title(measure), report.state, report.machine.cpu);
+    lines(report, measure, sheet, &caption, |value| figure(measure, value), |row| Some((row.p10, row.median, row.p90)))
+}
+
+/// The ratio to the floor over sizes.
+fn ratios(report: &Report, measure: Measure, sheet: &Sheet<'_>) -> Drawn {
+    let better = if measure.less_is_better() { "less" } else { "more" };
+    let caption = format!("{} as a multiple of {FLOOR}, {} ({better} is better)", title(measure), report.state);
+    lines(report, measure, sheet, &caption, crate::report::short, |row| row.of_floor.map(|ratio| (ratio, ratio, ratio)))
+}
+
+fn lines(
+    report: &Report,
+    measure: Measure,
+    sheet: &Sheet<'_>,
+    caption: &str,
+    label: impl Fn(f64) -> String,
+    values: impl Fn(&crate::Row) -> Option<(f64, f64, f64)>,
+) -> Drawn {
+    let sizes = report.sizes(measure);
+    let points = |contestant: &str| -> Vec<(i32, (f64, f64, f64))> {
+        let at = |(place, size): (usize, &u64)| {
+            let found = report.row(contestant, measure, *size).and_then(&values)?;
+            // A logarithmic axis has no place for zero.
+            (found.0 > 0.0).then_some((place as i32, found))
+        };
+        sizes.iter().enumerate().filter_map(at).collect()
+    };
+    let drawn: Vec<(&str, Vec<_>)> = report.contestants(measure).into_iter().map(|name| (name, points(name))).collect();
+    let every = || drawn.iter().flat_map(|(_, points)| points.iter().map(|(_, values)| *values));
+    let low = every().map(|(low, _, _)| low).fold(f64::INFINITY, f64::min);
+    let high = every().map(|(_, _, high)| high).fold(0.0, f64::max);
+    if !low.is_finite() {
+        return Ok(());
+    }
+
+    // Half a place to the left and right of the first and last size, in tenths of a place.
+    let last = sizes.len() as i32 - 1;
+    let mut chart = ChartBuilder::on(sheet)
+        .caption(caption, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(80)
+        .right_y_label_area_size(20)
+        .build_cartesian_2d(-5..last * 10 + 5, (low / 1.3..high * 1.3).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_labels((last as usize + 2) * 2)
+        .x_label_formatter(&|place| {
+            let size = (place % 10 == 0).then(|| sizes.get(usize::try_from(place / 10).ok()?)).flatten();
+            size.map_or(String::new(), |size| report.size_label(*size))
+        })
+        .y_label_formatter(&|value| label(*value))
+        .disable_x_mesh()
+        .light_line_style(WHITE.mix(0.0))
+        .label_style(("sans-serif", 13))
+        .draw()?;
+    for (place, (name, points)) in drawn.iter().enumerate() {
+        let colour = Palette99::pick(place).to_rgba();
+        let line = points.iter().map(|(x, (_, median, _))| (x * 10, *median));
+        chart
+            .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
+            .label(*name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(3)));
+        for (x, (low, median, high)) in points {
+            chart.draw_series([PathElement::new([(x * 10, *low), (x * 10, *high)], colour.stroke_width(1))])?;
+            chart.draw_series([Circle::new((x * 10, *median), 3, colour.filled())])?;
+        }
+    }
+    chart
+        .configure_series_labels()
+        .position(if measure.less_is_better() {
+            SeriesLabelPosition::UpperLeft
+        } else {
+            SeriesLabelPosition::LowerRight
+        })
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.3))
+        .label_font(("sans-serif", 13))
+        .draw()?;
+    Ok(())
+}
+
+/// The paper's figure 3: when each part of each message was copied in and out, successive messages
+/// in alternating shades.
+fn stripes(trace: &Trace, sheet: &Sheet<'_>) -> Drawn {
+    let end_us = (trace.end_ns() / 1e3).max(0.001);
+    let caption = format!(
+        "Pulses of a burst of {} messages: one stripe is one copy, one shade one message",
+        crate::report::bytes_label(trace.size)
+    );
+    let mut chart = ChartBuilder::on(sheet)
+        .caption(caption, ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(45)
+        .y_label_area_size(110)
+        .build_cartesian_2d(0.0..end_us * 1.01, 0.0..2.0)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .light_line_style(WHITE.mix(0.0))
+        .y_labels(5)
+        .y_label_formatter(&|row: &f64| match (row * 10.0).round() as i32 {
+            5 => "copied out".to_owned(),
+            15 => "copied in".to_owned(),
+            _ => String::new(),
+        })
+        .x_desc("µs")
+        .label_style(("sans-serif", 14))
+        .draw()?;
+    for (stripes, low) in [(&trace.copied_out, 0.15), (&trace.copied_in, 1.15)] {
+        chart.draw_series(stripes.iter().flat_map(|stripe: &Stripe| {
+            let shade = if stripe.message.is_multiple_of(2) { RGBColor(32, 74, 135) } else { RGBColor(138, 176, 222) };
+            let corners = [(stripe.started_ns / 1e3, low), (stripe.ended_ns / 1e3, low + 0.7)];
+            [Rectangle::new(corners, shade.filled()), Rectangle::new(corners, WHITE.stroke_width(1))]
+        }))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::Row;
+    use crate::{Machine, Rounds, State};
+
+    fn report() -> Report {
+        let row = |contestant: &str, size, median: f64| Row {
+            contestant: contestant.to_owned(),
+            measure: Measure::LatencyNs,
+            size,
+            median,
+            p10: median * 0.9,
+            p90: median * 1.2,
+            p99: median * 2.0,
+            count: 3,
+            of_floor: Some(median / 50.0),
+        };
+        Report {
+            bench: "pipelining".to_owned(),
+            command: String::new(),
+            version: String::new(),
+            machine: Machine::this(2, (0, 1)),
+            state: State::Far,
+            crossing_ns: Some(250.0),
+            rounds: Rounds::default(),
+            seconds: 1.0,
+            notes: Vec::new(),
+            rows: vec![row(FLOOR, 8192, 50.0), row(FLOOR, 65536, 60.0), row("adaptive", 8192, 55.0)],
+            trace: Some(Trace {
+                size: 8192,
+                copied_in: vec![Stripe { message: 0, bytes: 8192, started_ns: 0.0, ended_ns: 400.0 }],
+                copied_out: vec![Stripe { message: 0, bytes: 8192, started_ns: 100.0, ended_ns: 900.0 }],
+            }),
+        }
+    }
+
+    #[test]
+    fn every_measure_and_the_trace_become_a_plot_that_names_what_it_shows() {
+        let plots = all(&report(), Path::new("somewhere")).unwrap();
+        let names: Vec<&str> = plots.iter().map(|(name, _)| name.as_str()).collect();
+        let expected = ["pipelining-latency_ns.svg", "pipelining-latency_ns-of-floor.svg", "pipelining-trace.svg"];
+        assert_eq!(names, expected);
+        for (name, svg) in &plots {
+            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{name}");
+        }
+        for part in ["adaptive", "raw-ring", "8 KiB", "64 KiB", "far"] {
+            assert!(plots[0].1.contains(part), "{part:?} is not in the plot");
+        }
+        assert!(plots[2].1.contains("copied in") && plots[2].1.matches("<rect").count() >= 4);
+    }
+
+    #[test]
+    fn an_empty_trace_is_drawn_too() {
+        let empty = Report { rows: Vec::new(), trace: Some(Trace::default()), ..report() };
+        assert_eq!(all(&empty, Path::new("somewhere")).unwrap().len(), 1);
+    }
+}

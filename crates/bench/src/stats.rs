@@ -1,0 +1,320 @@
+//! From trials to rows: which trials count, and what they say.
+//!
+//! A *trial* is one burst of one contestant. A *round* is one trial of every contestant at one size,
+//! one directly after the other. All rows of a run are from one state of the machine, that in which
+//! most rounds fell; a trial in another state is dropped and counted. What contestants are judged by
+//! is the ratio to the floor in the same round, since both then met the same machine.
+
+use crate::{Contestant, State};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The contestant to whom all others are compared.
+pub const FLOOR: &str = "raw-ring";
+
+/// What a figure says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measure {
+    /// Half of a round trip, in nanoseconds.
+    LatencyNs,
+    /// Payload bytes in a nanosecond.
+    BandwidthGbS,
+    /// Messages in a second.
+    MessagesPerS,
+    /// Memory of both processes, what they share counted once.
+    MemoryBytes,
+}
+
+impl Measure {
+    /// Its name, as in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Measure::LatencyNs => "latency_ns",
+            Measure::BandwidthGbS => "bandwidth_gb_s",
+            Measure::MessagesPerS => "messages_per_s",
+            Measure::MemoryBytes => "memory_bytes",
+        }
+    }
+
+    /// True if less is better.
+    pub fn less_is_better(self) -> bool {
+        matches!(self, Measure::LatencyNs | Measure::MemoryBytes)
+    }
+
+    /// True if the figure is from a trial that another measure already stands for.
+    fn is_second_figure(self) -> bool {
+        self == Measure::MessagesPerS
+    }
+}
+
+/// One figure of one contestant.
+#[derive(Clone, Debug)]
+pub(crate) struct Trial {
+    pub(crate) round: u32,
+    pub(crate) contestant: &'static str,
+    pub(crate) measure: Measure,
+    pub(crate) size: u64,
+    pub(crate) value: f64,
+    pub(crate) state: State,
+}
+
+/// What all trials of one contestant at one size say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Who.
+    pub contestant: String,
+    /// What.
+    pub measure: Measure,
+    /// Bytes of a message, or the number of connections.
+    pub size: u64,
+    /// Half of the trials are below.
+    pub median: f64,
+    /// A tenth of the trials is below.
+    pub p10: f64,
+    /// Nine tenths are below.
+    pub p90: f64,
+    /// Ninety-nine hundredths are below.
+    pub p99: f64,
+    /// Trials that count.
+    pub count: usize,
+    /// Median over the rounds of the ratio to `raw-ring`; nothing where that did not take part.
+    pub of_floor: Option<f64>,
+}
+
+/// How many rounds fell into which state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rounds {
+    /// All in all.
+    pub total: usize,
+    /// Rounds in which most trials were near.
+    pub near: usize,
+    /// Rounds in which most trials were far.
+    pub far: usize,
+    /// Rounds in which most trials were disturbed.
+    pub disturbed: usize,
+    /// Trials that do not count, in whichever round.
+    pub trials_dropped: usize,
+    /// Trials that count.
+    pub trials_kept: usize,
+}
+
+/// The trials that count, as rows.
+#[derive(Debug)]
+pub(crate) struct Selection {
+    pub(crate) state: State,
+    pub(crate) rounds: Rounds,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// Chooses the state (`wanted`, or that of most rounds) and makes the rows. `None` if no trial is in
+/// it.
+pub(crate) fn select(trials: &[Trial], wanted: Option<State>) -> Option<Selection> {
+    let mut rounds = Rounds::default();
+    let mut one_core = 0;
+    for states in states_by_round(trials).into_values() {
+        rounds.total += 1;
+        match majority(&states) {
+            State::Near => rounds.near += 1,
+            State::Far => rounds.far += 1,
+            State::Disturbed => rounds.disturbed += 1,
+            State::OneCore => one_core += 1,
+        }
+    }
+    let state = wanted.unwrap_or_else(|| {
+        // A disturbed round says little about the machine, so any other state goes before it.
+        let by_rounds = [(State::Far, rounds.far), (State::Near, rounds.near), (State::OneCore, one_core)];
+        match by_rounds.into_iter().max_by_key(|(_, count)| *count) {
+            Some((state, count)) if count > 0 => state,
+            _ => State::Disturbed,
+        }
+    });
+    let kept: Vec<&Trial> = trials.iter().filter(|trial| trial.state == state).collect();
+    rounds.trials_kept = kept.iter().filter(|trial| !trial.measure.is_second_figure()).count();
+    rounds.trials_dropped =
+        trials.iter().filter(|trial| !trial.measure.is_second_figure() && trial.state != state).count();
+    if kept.is_empty() {
+        return None;
+    }
+    Some(Selection { state, rounds, rows: rows(&kept) })
+}
+
+fn states_by_round(trials: &[Trial]) -> BTreeMap<(u32, Measure, u64), Vec<State>> {
+    let mut by_round: BTreeMap<_, Vec<State>> = BTreeMap::new();
+    for trial in trials.iter().filter(|trial| !trial.measure.is_second_figure()) {
+        by_round.entry((trial.round, trial.measure, trial.size)).or_default().push(trial.state);
+    }
+    by_round
+}
+
+fn majority(states: &[State]) -> State {
+    let count = |state: State| states.iter().filter(|other| **other == state).count();
+    [State::Disturbed, State::Far, State::Near, State::OneCore]
+        .into_iter()
+        .max_by_key(|state| count(*state))
+        .unwrap_or(State::Disturbed)
+}
+
+fn rows(kept: &[&Trial]) -> Vec<Row> {
+    // Trials come in an order drawn anew each round; rows come in the order of the contestants.
+    let known = |name: &str| Contestant::ALL.iter().position(|contestant| contestant.name() == name);
+    let mut order: Vec<&'static str> = kept.iter().map(|trial| trial.contestant).collect();
+    order.sort_by_key(|name| (known(name).unwrap_or(usize::MAX), *name));
+    order.dedup();
+    let mut values: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
+    let mut floor: BTreeMap<(u32, Measure, u64), f64> = BTreeMap::new();
+    let mut ratios: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
+    for trial in kept {
+        if trial.contestant == FLOOR {
+            floor.insert((trial.round, trial.measure, trial.size), trial.value);
+        }
+    }
+    for trial in kept {
+        let place = order.iter().position(|name| *name == trial.contestant).unwrap_or(order.len());
+        let key = (trial.measure, trial.size, place);
+        values.entry(key).or_default().push(trial.value);
+        if let Some(floor) = floor.get(&(trial.round, trial.measure, trial.size)) {
+            ratios.entry(key).or_default().push(trial.value / floor);
+        }
+    }
+    values
+        .into_iter()
+        .map(|((measure, size, place), mut values)| {
+            values.sort_by(f64::total_cmp);
+            let of_floor = ratios.get_mut(&(measure, size, place)).map(|ratios| {
+                ratios.sort_by(f64::total_cmp);
+                quantile(ratios, 0.5)
+            });
+            Row {
+                contestant: order[place].to_owned(),
+                measure,
+                size,
+                median: quantile(&values, 0.5),
+                p10: quantile(&values, 0.1),
+                p90: quantile(&values, 0.9),
+                p99: quantile(&values, 0.99),
+                count: values.len(),
+                of_floor,
+            }
+        })
+        .collect()
+}
+
+/// The value below which the part `part` of the sorted values lies, interpolated between the two
+/// nearest.
+pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    let place = part * last as f64;
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    sorted[below] + (sorted[above] - sorted[below]) * (place - place.floor())
+}
+
+/// The middle of some values in any order.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    quantile(&sorted, 0.5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(round: u32, contestant: &'static str, value: f64, state: State) -> Trial {
+        Trial { round, contestant, measure: Measure::LatencyNs, size: 4, value, state }
+    }
+
+    #[test]
+    fn quantiles_lie_between_the_values() {
+        let values: Vec<f64> = (0..=100).map(f64::from).collect();
+        assert_eq!(quantile(&values, 0.5), 50.0);
+        assert_eq!(quantile(&values, 0.1), 10.0);
+        assert_eq!(quantile(&values, 0.99), 99.0);
+        assert_eq!(quantile(&[1.0, 2.0], 0.5), 1.5);
+        assert_eq!(quantile(&[7.0], 0.9), 7.0);
+        assert_eq!(quantile(&[], 0.9), 0.0);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+    }
+
+    #[test]
+    fn the_state_of_most_rounds_wins_and_the_others_are_counted() {
+        let mut trials = Vec::new();
+        for round in 0..5 {
+            let (state, value) = if round < 3 { (State::Far, 250.0) } else { (State::Near, 50.0) };
+            trials.push(trial(round, FLOOR, value, state));
+            trials.push(trial(round, "vi", value * 1.2, state));
+        }
+        trials.push(trial(5, FLOOR, 9000.0, State::Disturbed));
+        let selection = select(&trials, None).unwrap();
+        assert_eq!(selection.state, State::Far);
+        let expected = Rounds { total: 6, near: 2, far: 3, disturbed: 1, trials_dropped: 5, trials_kept: 6 };
+        assert_eq!(selection.rounds, expected);
+        let vi = selection.rows.iter().find(|row| row.contestant == "vi").unwrap();
+        assert_eq!((vi.median, vi.count), (300.0, 3));
+    }
+
+    #[test]
+    fn a_wanted_state_beats_the_majority_and_its_absence_is_told() {
+        let trials = [
+            trial(0, FLOOR, 250.0, State::Far),
+            trial(1, FLOOR, 250.0, State::Far),
+            trial(2, FLOOR, 50.0, State::Near),
+        ];
+        assert_eq!(select(&trials, Some(State::Near)).unwrap().rows[0].median, 50.0);
+        assert!(select(&trials[..2], Some(State::Near)).is_none());
+        assert!(select(&[], None).is_none());
+    }
+
+    #[test]
+    fn disturbed_rounds_count_only_where_there_is_nothing_else() {
+        let busy: Vec<Trial> = (0..9).map(|round| trial(round, FLOOR, 5000.0, State::Disturbed)).collect();
+        assert_eq!(select(&busy, None).unwrap().state, State::Disturbed);
+        let mut mixed = busy;
+        mixed.push(trial(9, FLOOR, 50.0, State::Near));
+        assert_eq!(select(&mixed, None).unwrap().state, State::Near);
+    }
+
+    #[test]
+    fn the_ratio_to_the_floor_is_taken_round_by_round() {
+        // The machine gets slower from round to round: ratios of medians over all rounds would
+        // depend on which rounds each contestant ran in, ratios within a round do not.
+        let mut trials = Vec::new();
+        for round in 0..9 {
+            let floor = 50.0 + 10.0 * f64::from(round);
+            trials.push(trial(round, FLOOR, floor, State::Near));
+            if round >= 4 {
+                trials.push(trial(round, "vi", floor * 1.5, State::Near));
+            }
+        }
+        // A trial whose floor was dropped has no ratio.
+        trials.push(trial(20, "vi", 1e9, State::Near));
+        let rows = select(&trials, None).unwrap().rows;
+        let of = |name: &str| rows.iter().find(|row| row.contestant == name).unwrap().of_floor;
+        assert_eq!(of(FLOOR), Some(1.0));
+        assert!((of("vi").unwrap() - 1.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn without_a_floor_there_is_no_ratio() {
+        let rows = select(&[trial(0, "unix-block", 5000.0, State::OneCore)], None).unwrap().rows;
+        assert_eq!(rows[0].of_floor, None);
+    }
+
+    #[test]
+    fn sizes_and_measures_make_rows_of_their_own_in_order() {
+        let mut trials = vec![trial(0, FLOOR, 1.0, State::Near), trial(0, "vi", 2.0, State::Near)];
+        trials.push(Trial { size: 64, ..trials[1].clone() });
+        trials.push(Trial { measure: Measure::MessagesPerS, ..trials[0].clone() });
+        let rows = select(&trials, None).unwrap().rows;
+        let keys: Vec<_> = rows.iter().map(|row| (row.measure.name(), row.size, row.contestant.as_str())).collect();
+        assert_eq!(
+            keys,
+            [
+                ("latency_ns", 4, "raw-ring"),
+                ("latency_ns", 4, "vi"),
+                ("latency_ns", 64, "vi"),
+                ("messages_per_s", 4, "raw-ring")
+            ]
+        );
+    }
+}

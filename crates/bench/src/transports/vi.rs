@@ -1,0 +1,373 @@
+//! The library itself: two virtual interfaces, each on a completion queue, used as a program would.
+//!
+//! Where the library copies payloads in, they come from one buffer again and again, as they do for
+//! `raw-ring`. Where it leaves them in place (`vi` from some size on), each message of a burst is
+//! another frame that was filled before the clock started: what the receiver copies is then in the
+//! sender's cache, not in its own, and the application's part of the work is left out for everybody.
+//! Of `vi-referenced`'s frames only the first line is written and read, within the burst.
+
+use super::{Contestant, Ordinary, Transport};
+use crate::BenchError;
+use crate::pair::{Link, Patience, Role};
+use crate::trace::Pulse;
+use highwire::{
+    Buffer, Completion, CompletionQueue, ListenError, Listener, Message, Nic, Operation, Path, PostError, PulseRecord,
+    Pulses, Receive, Vi, ViOptions,
+};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+pub(super) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Box<dyn Transport>, BenchError> {
+    Ok(Box::new(Interface::meet(contestant, link, size_max)?))
+}
+
+/// One side's end of a connected virtual interface.
+struct Interface {
+    name: &'static str,
+    nic: Nic,
+    vi: Vi,
+    queue: CompletionQueue,
+    spinning: bool,
+    /// The queue said that the VI has something, and it was not found empty since.
+    hot: bool,
+    in_place: bool,
+    /// Buffers posted for sending and not back yet.
+    posted: usize,
+    /// Buffers to send from, by size of message; the token of a send is its size.
+    frames: BTreeMap<usize, VecDeque<Buffer>>,
+    /// Messages that have arrived and were not asked for yet.
+    arrived: VecDeque<usize>,
+    /// Receives to be posted again.
+    spare: Vec<Receive>,
+    ordinary: Ordinary,
+}
+
+impl Interface {
+    fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Interface, BenchError> {
+        let name = contestant.name();
+        let nic = Nic::open().map_err(BenchError::library(name, "opening a Nic"))?;
+        let queue = nic.completion_queue().map_err(BenchError::library(name, "making a completion queue"))?;
+        let vi = connect_many(name, &nic, link, &options(contestant).queue(&queue), 1)?;
+        let vi = vi.into_iter().next().ok_or(BenchError::NobodyLeft)?;
+        let in_place = contestant == Contestant::ViReferenced;
+        let mut interface = Interface {
+            name,
+            nic,
+            vi,
+            queue,
+            spinning: link.spinning,
+            hot: true,
+            in_place,
+            posted: 0,
+            frames: BTreeMap::new(),
+            arrived: VecDeque::new(),
+            spare: Vec::new(),
+            ordinary: Ordinary::new(),
+        };
+        if in_place {
+            interface.spare.extend((0..POSTED_IN_PLACE).map(|_| Receive::new(0).in_place()));
+        } else {
+            for buffer in interface.buffers(size_max, POSTED)? {
+                interface.spare.push(Receive::new(0).into(buffer));
+            }
+        }
+        interface.restock()?;
+        link.meet()?;
+        Ok(interface)
+    }
+
+    fn buffers(&self, size: usize, count: usize) -> Result<VecDeque<Buffer>, BenchError> {
+        let pool = self.nic.pool(size, count).map_err(BenchError::library(self.name, "making a pool"))?;
+        let mut buffers = VecDeque::new();
+        for _ in 0..count {
+            let mut buffer = pool.frame().map_err(BenchError::library(self.name, "taking a frame"))?;
+            buffer.set_len(size);
+            buffer.fill(1);
+            buffers.push_back(buffer);
+        }
+        Ok(buffers)
+    }
+
+    /// True if a payload of this size stays in the application's memory, from where the receiver
+    /// copies all of it.
+    fn stays(&self, size: usize) -> bool {
+        self.name == Contestant::Vi.name() && size >= self.nic.config().reference_from
+    }
+
+    /// The next completion: what the VI has, or else what the completion queue waits for.
+    #[inline(always)]
+    fn next(&mut self) -> Result<Completion, BenchError> {
+        let mut patience = Patience::default();
+        loop {
+            if self.hot {
+                if let Some(done) = self.vi.poll() {
+                    return Ok(done);
+                }
+                self.hot = false;
+            }
+            if !self.spinning {
+                self.queue.wait(TIMEOUT).map_err(BenchError::library(self.name, "waiting"))?;
+                self.hot = true;
+            } else if self.queue.poll().is_some() {
+                self.hot = true;
+            } else {
+                patience.spin()?;
+            }
+        }
+    }
+
+    /// Puts everything back to where it is needed next.
+    #[inline(always)]
+    fn handle(&mut self, done: Completion) -> Result<(), BenchError> {
+        if let Err(failure) = done.status {
+            return Err(BenchError::library(self.name, "an operation")(failure));
+        }
+        if done.operation == Operation::Receive {
+            self.arrived.push_back(done.length);
+            if self.in_place {
+                if let Some(payload) = done.into_in_place() {
+                    let mut line = [0; LINE];
+                    let read = payload.len().min(LINE);
+                    payload.copy_to(0, &mut line[..read]);
+                    std::hint::black_box(line);
+                    self.vi.receiver().release(payload);
+                }
+                self.spare.push(Receive::new(0).in_place());
+            } else if let Some(buffer) = done.into_buffer() {
+                self.spare.push(Receive::new(0).into(buffer));
+            }
+        } else {
+            let size = done.token as usize;
+            if let Some(buffer) = done.into_buffer() {
+                self.posted -= 1;
+                self.frames.entry(size).or_default().push_back(buffer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts again what was received into.
+    #[inline(always)]
+    fn restock(&mut self) -> Result<(), BenchError> {
+        while let Some(receive) = self.spare.pop() {
+            self.vi.post_recv(receive).map_err(BenchError::library(self.name, "posting a receive"))?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn send(&mut self, size: usize) -> Result<(), BenchError> {
+        if size <= SEND_BYTES_MAX && !self.in_place { self.send_copy(size) } else { self.send_buffer(size) }
+    }
+
+    #[inline(always)]
+    fn send_copy(&mut self, size: usize) -> Result<(), BenchError> {
+        let mut patience = Patience::default();
+        loop {
+            match self.vi.send_bytes(size as u64, self.ordinary.of(size)) {
+                Ok(()) => return Ok(()),
+                // A refused copy leaves nothing behind that could be waited for; a posted one does.
+                Err(PostError::NoRoom { .. }) if !self.spinning => return self.send_buffer(size),
+                Err(PostError::NoRoom { .. }) => self.put_away()?,
+                Err(error) => return Err(BenchError::library(self.name, "sending")(error)),
+            }
+            patience.spin()?;
+        }
+    }
+
+    fn send_buffer(&mut self, size: usize) -> Result<(), BenchError> {
+        if !self.frames.contains_key(&size) {
+            let frames = self.buffers(size, if self.in_place { FRAMES_IN_PLACE } else { 2 })?;
+            self.frames.insert(size, frames);
+        }
+        let mut frame = loop {
+            if let Some(frame) = self.frames.get_mut(&size).and_then(VecDeque::pop_front) {
+                break frame;
+            }
+            self.give_way()?;
+        };
+        if self.in_place {
+            let line = size.min(LINE);
+            frame[..line].fill(2);
+        }
+        let message = Message::new(size as u64).payload(frame);
+        self.posted += 1;
+        self.vi.post_send(message).map_err(BenchError::library(self.name, "posting a send"))
+    }
+
+    /// Puts away what has completed.
+    fn put_away(&mut self) -> Result<(), BenchError> {
+        while let Some(done) = self.vi.poll() {
+            self.handle(done)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a completion and puts it away.
+    fn give_way(&mut self) -> Result<(), BenchError> {
+        self.hot = true;
+        let done = self.next()?;
+        self.handle(done)
+    }
+
+    /// Stays until everything sent is gone: nobody else moves the rest of a message that waits for
+    /// room.
+    fn settle(&mut self) -> Result<(), BenchError> {
+        while self.posted > 0 {
+            self.give_way()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for one message of `size` bytes.
+    #[inline(always)]
+    fn receive(&mut self, size: usize) -> Result<(), BenchError> {
+        loop {
+            if let Some(length) = self.arrived.pop_front() {
+                assert_eq!(length, size, "a message of another length arrived");
+                return Ok(());
+            }
+            let done = self.next()?;
+            self.handle(done)?;
+        }
+    }
+}
+
+impl Transport for Interface {
+    fn prepare(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        if !self.stays(size) {
+            return Ok(());
+        }
+        // Frames of the last burst are back by now, but for those whose end was not noticed yet.
+        self.put_away()?;
+        let home = self.frames.get(&size).map_or(0, VecDeque::len);
+        if home < count {
+            let more = self.buffers(size, count - home)?;
+            self.frames.entry(size).or_default().extend(more);
+        }
+        let bytes = self.ordinary.of(size);
+        for frame in self.frames.entry(size).or_default().iter_mut().take(count) {
+            frame.copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    fn ping(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        for _ in 0..count {
+            self.send(size)?;
+            self.restock()?;
+            self.receive(size)?;
+        }
+        self.restock()
+    }
+
+    fn pong(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        for _ in 0..count {
+            self.receive(size)?;
+            self.send(size)?;
+            self.restock()?;
+        }
+        self.settle()
+    }
+
+    fn pour(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        for sent in 0..count {
+            self.send(size)?;
+            if sent % SENDS_BETWEEN_POLLS == 0 {
+                self.put_away()?;
+            }
+        }
+        self.receive(1)?;
+        self.restock()
+    }
+
+    fn drain(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        for _ in 0..count {
+            self.receive(size)?;
+            self.restock()?;
+        }
+        self.send(1)?;
+        self.settle()
+    }
+
+    fn record_pulses(&mut self, capacity: usize) {
+        self.vi.sender().record_pulses(capacity);
+        self.vi.receiver().record_pulses(capacity);
+    }
+
+    fn take_pulses(&mut self, role: Role) -> Vec<Pulse> {
+        let records = match role {
+            Role::Driver => self.vi.sender().take_pulses(),
+            Role::Peer => self.vi.receiver().take_pulses(),
+        };
+        let pulse = |record: PulseRecord| Pulse {
+            message: record.message,
+            bytes: record.bytes as u64,
+            started: record.started,
+            ended: record.ended,
+        };
+        records.into_iter().map(pulse).collect()
+    }
+}
+
+fn options<'a>(contestant: Contestant) -> ViOptions<'a> {
+    let buffered = |pulses| ViOptions::new().path(Path::Buffered).pulses(pulses);
+    match contestant {
+        Contestant::ViBuffered | Contestant::Adaptive => buffered(Pulses::Adaptive),
+        Contestant::Fixed1408 => buffered(Pulses::Fixed(1408)),
+        Contestant::StoreAndForward => buffered(Pulses::Whole),
+        Contestant::ViReferenced => ViOptions::new().path(Path::Referenced),
+        _ => ViOptions::new(),
+    }
+}
+
+/// Connects this process's ends of `count` VIs; the driver listens.
+pub(crate) fn connect_many(
+    name: &'static str,
+    nic: &Nic,
+    link: &mut Link,
+    options: &ViOptions<'_>,
+    count: usize,
+) -> Result<Vec<Vi>, BenchError> {
+    match link.role {
+        Role::Driver => {
+            // Given up again as soon as all have met.
+            let listener = listen(nic).map_err(BenchError::library(name, "listening"))?;
+            link.tell(&listener.address(), &[])?;
+            let accept = |_| listener.accept_with(TIMEOUT, options).map_err(BenchError::library(name, "accepting"));
+            (0..count).map(accept).collect()
+        }
+        Role::Peer => {
+            let (address, _) = link.hear::<String>()?;
+            let connect = |_| nic.connect_with(&address, options).map_err(BenchError::library(name, "connecting"));
+            (0..count).map(connect).collect()
+        }
+    }
+}
+
+/// Listens under the first name that nobody else has: few names, so that runs that were killed leave
+/// few behind.
+fn listen(nic: &Nic) -> Result<Listener, ListenError> {
+    let mut number = 0;
+    loop {
+        match nic.listen(&format!("shm:bench-{number}")) {
+            Err(ListenError::InUse { .. }) if number < NAMES_MAX => number += 1,
+            listening => return listening,
+        }
+    }
+}
+
+const NAMES_MAX: u32 = 64;
+const TIMEOUT: Duration = Duration::from_secs(5);
+const LINE: usize = 64;
+
+/// Receives posted ahead: one is filled while the other is handed back.
+const POSTED: usize = 2;
+const POSTED_IN_PLACE: usize = 64;
+
+/// Up to here a program sends bytes; beyond, it posts registered buffers.
+const SEND_BYTES_MAX: usize = 4096;
+const SENDS_BETWEEN_POLLS: usize = 16;
+
+/// Frames of `vi-referenced`.
+const FRAMES_IN_PLACE: usize = 64;

@@ -1,0 +1,155 @@
+//! `highwire bench`: from the command line to a report.
+
+use clap::{Args, Subcommand, ValueEnum};
+use highwire_bench::{Bench, Contestant, Options, State};
+use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// One-way latency of messages of 4 B to 1 MiB
+    Latency(TransportArgs),
+    /// Bandwidth and messages per second with messages of 4 B to 1 MiB
+    Bandwidth(TransportArgs),
+    /// Three ways to cut large messages into pulses: fixed, whole, adaptive
+    ///
+    /// Repeats table 1 of the Trapeze paper, with its adaptive pipelining between two processes. With
+    /// --report it also draws the paper's figure 3 from a real trace.
+    Pipelining(CommonArgs),
+    /// Memory and latency of 1, 100 and 1,000 virtual interfaces between two processes
+    Connections(CommonArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TransportArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Contestants to measure, separated by commas [default: all]
+    ///
+    /// raw-ring, vi, vi-buffered, vi-referenced, tcp-spin, tcp-block, unix-spin, unix-block; and
+    /// those of `pipelining`: fixed-1408, store-and-forward, adaptive.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    contestants: Vec<Contestant>,
+    /// Measure other libraries too, where they are installed: UCX and iceoryx2, at 4 B, 8 and 32 KiB
+    #[arg(long)]
+    peers: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CommonArgs {
+    /// Seconds for the whole run, from start to end
+    #[arg(long, value_name = "N", default_value_t = 20.0, value_parser = parse_seconds)]
+    seconds: f64,
+    /// Sizes to measure, separated by commas: bytes of a message, or numbers of connections
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
+    sizes: Vec<usize>,
+    /// Measure only while the CPUs are near or far, and wait for it
+    #[arg(long, value_enum)]
+    state: Option<StateArg>,
+    /// Put both processes on one CPU; contestants that only spin are left out
+    #[arg(long, conflicts_with = "state")]
+    one_core: bool,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Also write JSON, the table and SVG plots to this directory
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum StateArg {
+    /// A cache line crosses in less than 110 ns
+    Near,
+    /// It takes 110 to 400 ns
+    Far,
+}
+
+pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
+    let (bench, common, contestants, peers) = match command {
+        BenchCommand::Latency(TransportArgs { common, contestants, peers }) => {
+            (Bench::Latency, common, contestants, peers)
+        }
+        BenchCommand::Bandwidth(TransportArgs { common, contestants, peers }) => {
+            (Bench::Bandwidth, common, contestants, peers)
+        }
+        BenchCommand::Pipelining(common) => (Bench::Pipelining, common, Vec::new(), false),
+        BenchCommand::Connections(common) => (Bench::Connections, common, Vec::new(), false),
+    };
+    if let Some(size) = common.sizes.iter().find(|size| **size > bench.size_max()) {
+        let what = format!("{size} is more than the {} that `bench {}` can do", bench.size_max(), bench.name());
+        clap::Error::raw(clap::error::ErrorKind::ValueValidation, what + "\n").exit();
+    }
+    let options = Options {
+        seconds: common.seconds,
+        sizes: common.sizes,
+        contestants,
+        state: common.state.map(|state| match state {
+            StateArg::Near => State::Near,
+            StateArg::Far => State::Far,
+        }),
+        one_core: common.one_core,
+        peers,
+        progress: true,
+        command: command_line(std::env::args()),
+        ..Options::new(bench)
+    };
+    let report = highwire_bench::run(&options)?;
+    // The files first: whoever closes the pipe early still wants them.
+    if let Some(directory) = &common.report {
+        for path in report.write(directory)? {
+            let _ = writeln!(std::io::stderr(), "wrote {}", path.display());
+        }
+    }
+    crate::print(&if common.json { report.to_json() + "\n" } else { report.to_text() })
+}
+
+/// The command line as it would be typed.
+fn command_line(arguments: impl Iterator<Item = String>) -> String {
+    let rest: Vec<String> = arguments.skip(1).collect();
+    ["highwire".to_owned()].into_iter().chain(rest).collect::<Vec<_>>().join(" ")
+}
+
+pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.5..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 0.5 to 86400 is needed".to_owned()),
+    }
+}
+
+/// Bytes, or with a unit: `64`, `8K`, `1M`.
+fn parse_size(text: &str) -> Result<usize, String> {
+    let (digits, unit) = match text.strip_suffix(['K', 'k']) {
+        Some(digits) => (digits, 1 << 10),
+        None => text.strip_suffix(['M', 'm']).map_or((text, 1), |digits| (digits, 1 << 20)),
+    };
+    match digits.parse::<usize>().ok().and_then(|number| number.checked_mul(unit)) {
+        Some(size) if size > 0 => Ok(size),
+        _ => Err("a size is a number of bytes above 0, as 64, 8K or 1M".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_seconds_are_read_or_refused() {
+        assert_eq!(parse_size("64"), Ok(64));
+        assert_eq!(parse_size("8K"), Ok(8192));
+        assert_eq!(parse_size("1M"), Ok(1 << 20));
+        for bad in ["0", "", "K", "-4", "4G", "99999999999999999999M"] {
+            assert!(parse_size(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(parse_seconds("2.5"), Ok(2.5));
+        for bad in ["0", "-1", "NaN", "inf", "soon"] {
+            assert!(parse_seconds(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_report_names_the_command_not_the_path_of_the_binary() {
+        let arguments = ["/tmp/target/release/highwire", "bench", "latency", "--seconds", "5"].map(str::to_owned);
+        assert_eq!(command_line(arguments.into_iter()), "highwire bench latency --seconds 5");
+    }
+}
