@@ -1,13 +1,14 @@
 //! Many virtual interfaces between two processes: what they cost, and how fast a message on a random
 //! one of them is, when each side waits for all of them on one completion queue.
 
-use crate::contest::{Command, Shuffle};
+use crate::contest::{Burst, Command, Contest};
 use crate::machine::kilobytes;
 use crate::pair::{Link, Pair, Patience, Role};
 use crate::progress::Progress;
-use crate::stats::{Measure, Row, Trial, median, select};
+use crate::rounds::{Record, Shuffle};
+use crate::stats::{Measure, Row, Trial};
 use crate::transports::{Contestant, vi};
-use crate::{Bench, BenchError, Machine, Options, Report, State};
+use crate::{BenchError, Options, Report, State};
 use highwire::{Completion, CompletionQueue, Nic, Operation, PostError, Receive, Region, Vi, ViId, ViOptions};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ pub(crate) struct Crowd {
     spinning: bool,
     /// VIs on which a message has arrived that was not asked for yet.
     arrived: Vec<usize>,
-    _nic: Nic,
+    nic: Nic,
     _memory: Region,
 }
 
@@ -32,15 +33,8 @@ impl Crowd {
         let memory = nic.register(count * BUFFER_BYTES).map_err(BenchError::library(NAME, "registering memory"))?;
         let vis = vi::connect_many(NAME, &nic, link, &ViOptions::new().queue(&queue), count)?;
         let by_id = vis.iter().enumerate().map(|(place, vi)| (vi.id(), place)).collect();
-        let mut crowd = Crowd {
-            vis,
-            by_id,
-            queue,
-            spinning: link.spinning,
-            arrived: Vec::new(),
-            _nic: nic,
-            _memory: memory.clone(),
-        };
+        let mut crowd =
+            Crowd { vis, by_id, queue, spinning: link.spinning, arrived: Vec::new(), nic, _memory: memory.clone() };
         for (place, vi) in crowd.vis.iter_mut().enumerate() {
             let buffer = memory
                 .slice(place * BUFFER_BYTES..(place + 1) * BUFFER_BYTES)
@@ -50,7 +44,7 @@ impl Crowd {
         link.meet()?;
         // Every slot of every ring is used once, so that all memory they will ever need is there.
         for place in 0..count {
-            for _ in 0..MESSAGES_ON_EACH {
+            for _ in 0..crowd.nic.config().depth {
                 crowd.exchange(link.role, place)?;
             }
         }
@@ -134,62 +128,33 @@ impl Crowd {
 
 /// Runs the benchmark: the driver's side.
 pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
-    let deadline = began + Duration::from_secs_f64((options.seconds - TIME_FOR_THE_END).max(0.1));
-    let cpus = highwire_mem::cpus_allowed();
-    let mut pair = Pair::start(options.one_core)?;
+    let mut record = Record::new(options, began);
+    let pair = Pair::start(options.one_core)?;
+    record.note_place(&pair);
+    let note = "memory is the growth of both processes (Pss, shared pages counted once) after every slot was used";
+    record.notes.push(note.to_owned());
     let progress = Progress::new(options, began);
-    let outcome = measure(options, deadline, &mut pair, &progress);
+    let mut contest = Contest::open(pair);
+    let measured = measure(&mut contest, &mut record, &progress);
     progress.done();
-    let Measured { memory, trials, crossings, last_crossing } = outcome.map_err(|error| pair.explain(error))?;
-    let (used, spinning) = (pair.cpus, pair.link.spinning);
-    drop(pair);
-
-    let wanted = options.state.filter(|_| spinning);
-    let Some(mut selection) = select(&trials, wanted) else {
-        return Err(match wanted {
-            Some(wanted) => BenchError::StateNeverSeen { wanted, seconds: options.seconds, last_ns: last_crossing },
-            None => BenchError::TooShort { seconds: options.seconds },
-        });
-    };
-    selection.rows.extend(memory);
-    let crossings: Vec<f64> =
-        crossings.iter().filter(|(state, _)| *state == selection.state).map(|(_, crossing)| *crossing).collect();
-    Ok(Report {
-        bench: Bench::Connections.name().to_owned(),
-        command: options.command.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        machine: Machine::this(cpus, used),
-        state: selection.state,
-        crossing_ns: (spinning && !crossings.is_empty()).then(|| median(&crossings)),
-        rounds: selection.rounds,
-        seconds: began.elapsed().as_secs_f64(),
-        notes: vec![format!(
-            "memory is the growth of both processes (Pss, shared pages counted once) after {MESSAGES_ON_EACH} \
-             messages each way on every VI"
-        )],
-        rows: selection.rows,
-        trace: None,
-    })
+    let memory = measured.map_err(|error| contest.pair.explain(error))?;
+    drop(contest);
+    let mut report = record.report()?;
+    report.rows.extend(memory);
+    Ok(report)
 }
 
-struct Measured {
-    memory: Vec<Row>,
-    trials: Vec<Trial>,
-    crossings: Vec<(State, f64)>,
-    last_crossing: f64,
-}
-
-fn measure(options: &Options, deadline: Instant, pair: &mut Pair, progress: &Progress) -> Result<Measured, BenchError> {
-    let numbers = options.sizes_or_default();
+fn measure(contest: &mut Contest, record: &mut Record<'_>, progress: &Progress) -> Result<Vec<Row>, BenchError> {
+    let numbers = record.options.sizes_or_default();
     // The first VI of a process pays for what comes only once: threads, heaps, pages of code.
-    let warm = crowd(pair, 1)?;
+    let _warm = crowd(&mut contest.pair, 1)?;
     let mut crowds = Vec::new();
     let mut memory = Vec::new();
     for number in &numbers {
         progress.say(&format!("connecting {number}"));
-        let before = memory_bytes(pair)?;
-        crowds.push(crowd(pair, *number)?);
-        let growth = memory_bytes(pair)? - before;
+        let before = memory_bytes(&contest.pair)?;
+        crowds.push(crowd(&mut contest.pair, *number)?);
+        let growth = memory_bytes(&contest.pair)? - before;
         memory.push(Row {
             contestant: NAME.to_owned(),
             measure: Measure::MemoryBytes,
@@ -202,52 +167,54 @@ fn measure(options: &Options, deadline: Instant, pair: &mut Pair, progress: &Pro
             of_floor: None,
         });
     }
-    drop(warm);
 
-    let mut outcome = Measured { memory, trials: Vec::new(), crossings: Vec::new(), last_crossing: 0.0 };
-    let mut random = Shuffle(0x9e37_79b9_7f4a_7c15 ^ u64::from(std::process::id()));
-    let mut round = 0;
+    let mut random = Shuffle::new();
+    let mut order: Vec<usize> = (0..crowds.len()).collect();
     let mut longest = Duration::ZERO;
-    while Instant::now() + longest < deadline {
-        let clock = Instant::now();
-        if let Some(wanted) = options.state.filter(|_| pair.link.spinning) {
-            pair.link.tell(&Command::Probe, &[])?;
-            outcome.last_crossing = pair.link.probe()?;
-            if State::of_crossing(outcome.last_crossing) != wanted {
-                progress.say(&format!("waiting for {wanted}, now {:.0} ns", outcome.last_crossing));
-                std::thread::sleep(WAIT_FOR_STATE);
-                continue;
-            }
+    for round in 0.. {
+        if !record.wait_for_state(contest, progress)? || Instant::now() + longest > record.deadline {
+            break;
         }
-        let mut order: Vec<usize> = (0..crowds.len()).collect();
+        let clock = Instant::now();
         random.shuffle(&mut order);
-        for place in order {
-            let seed = random.next();
+        for place in &order {
             // The crowd that only warmed up is the peer's first.
-            pair.link.tell(&Command::Roam { crowd: place + 1, rounds: ROUNDS, seed }, &[])?;
-            let before = pair.link.probe()?;
-            pair.link.meet()?;
-            let start = Instant::now();
-            crowds[place].roam(Role::Driver, ROUNDS, seed)?;
-            let nanoseconds = start.elapsed().as_nanos() as f64;
-            let after = pair.link.probe()?;
-            let state = if pair.link.spinning { State::of_trial(before, after) } else { State::OneCore };
-            outcome.crossings.push((state, (before + after) / 2.0));
-            outcome.last_crossing = after;
-            outcome.trials.push(Trial {
+            let burst = trial(&mut contest.pair, &mut crowds[*place], place + 1, random.next())?;
+            record.note_crossings(&burst);
+            record.trials.push(Trial {
                 round,
                 contestant: NAME,
                 measure: Measure::LatencyNs,
-                size: numbers[place] as u64,
-                value: nanoseconds / ROUNDS as f64 / 2.0,
-                state,
+                size: numbers[*place] as u64,
+                value: burst.nanoseconds / ROUND_TRIPS as f64 / 2.0,
+                state: burst.state,
+                preempted: burst.preempted,
             });
-            progress.step(round, state);
+            progress.step(round, burst.state);
         }
         longest = longest.max(clock.elapsed());
-        round += 1;
     }
-    Ok(outcome)
+    Ok(memory)
+}
+
+/// Round trips on random VIs of a crowd, between two probes.
+fn trial(pair: &mut Pair, crowd: &mut Crowd, number: usize, seed: u64) -> Result<Burst, BenchError> {
+    let link = &mut pair.link;
+    link.tell(&Command::Roam { crowd: number, rounds: ROUND_TRIPS, seed }, &[])?;
+    let waited = link.note_wait();
+    let before_ns = link.probe()?;
+    let peer_waited = link.peer_wait();
+    link.meet()?;
+    let start = Instant::now();
+    crowd.roam(Role::Driver, ROUND_TRIPS, seed)?;
+    let nanoseconds = start.elapsed().as_nanos() as f64;
+    let now_waited = link.note_wait();
+    let after_ns = link.probe()?;
+    let lost = (now_waited - waited).max(link.peer_wait().saturating_sub(peer_waited));
+    let spinning = link.spinning;
+    let state = if spinning { State::of_trial(before_ns, after_ns) } else { State::OneCore };
+    let preempted = spinning && lost as f64 > Contestant::Vi.lost_ns_max(nanoseconds);
+    Ok(Burst { nanoseconds, before_ns, after_ns, state, preempted })
 }
 
 fn crowd(pair: &mut Pair, count: usize) -> Result<Crowd, BenchError> {
@@ -257,9 +224,11 @@ fn crowd(pair: &mut Pair, count: usize) -> Result<Crowd, BenchError> {
 
 /// The peer's part of a trial.
 pub(crate) fn follow(link: &mut Link, crowd: &mut Crowd, rounds: usize, seed: u64) -> Result<(), BenchError> {
+    link.note_wait();
     link.probe()?;
     link.meet()?;
     crowd.roam(Role::Peer, rounds, seed)?;
+    link.note_wait();
     link.probe()?;
     Ok(())
 }
@@ -276,10 +245,7 @@ fn memory_bytes(pair: &Pair) -> Result<f64, BenchError> {
 
 const NAME: &str = Contestant::Vi.name();
 const TIMEOUT: Duration = Duration::from_secs(5);
-const TIME_FOR_THE_END: f64 = 0.2;
-const WAIT_FOR_STATE: Duration = Duration::from_millis(20);
 const MESSAGE_BYTES: usize = 4;
 const BUFFER_BYTES: usize = 64;
-const MESSAGES_ON_EACH: usize = 128;
 /// Round trips of a trial.
-const ROUNDS: usize = 500;
+const ROUND_TRIPS: usize = 500;

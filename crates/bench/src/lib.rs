@@ -23,6 +23,7 @@ mod pipelining;
 mod plot;
 mod progress;
 mod report;
+mod rounds;
 mod stats;
 mod trace;
 mod transports;
@@ -153,7 +154,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let began = Instant::now();
     match options.bench {
         Bench::Connections => connections::run(options, began),
-        Bench::Latency | Bench::Bandwidth | Bench::Pipelining => contest::run(options, began),
+        Bench::Latency | Bench::Bandwidth | Bench::Pipelining => rounds::run(options, began),
     }
 }
 

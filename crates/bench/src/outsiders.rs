@@ -7,9 +7,11 @@
 
 use crate::contest::Contest;
 use crate::pair::{die_with, own_executable, pin};
+use crate::rounds::Record;
 use crate::stats::{Measure, Trial};
 use crate::transports::Exercise;
 use crate::{BenchError, Options, State};
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -52,6 +54,8 @@ enum Kind {
 pub(crate) struct Outsiders {
     outsiders: Vec<Outsider>,
     cpus: (usize, usize),
+    /// What they take part in, and how often they did.
+    turns: BTreeMap<(Exercise, usize), u32>,
     began: Instant,
     spent: Duration,
     longest: Duration,
@@ -79,9 +83,13 @@ impl Outsiders {
                 ),
             }
         }
+        let sizes = options.sizes_or_default().into_iter().filter(|size| OUTSIDER_SIZES.contains(size));
+        let turns =
+            options.bench.exercises().iter().flat_map(|exercise| sizes.clone().map(|size| ((*exercise, size), 0)));
         Outsiders {
             outsiders,
             cpus,
+            turns: turns.collect(),
             began: Instant::now(),
             spent: Duration::ZERO,
             longest: Duration::ZERO,
@@ -96,29 +104,35 @@ impl Outsiders {
         round: u32,
         exercise: Exercise,
         size: usize,
-        deadline: Instant,
-        trials: &mut Vec<Trial>,
+        record: &mut Record<'_>,
     ) -> Result<(), BenchError> {
-        if self.outsiders.is_empty() || !OUTSIDER_SIZES.contains(&size) || self.spent > self.began.elapsed() / 2 {
+        // Whatever had fewest turns is next, or the first size would take all of their time.
+        let fewest = self.turns.values().copied().min().unwrap_or(0);
+        let Some(turns) = self.turns.get_mut(&(exercise, size)).filter(|turns| **turns == fewest) else {
+            return Ok(());
+        };
+        if self.outsiders.is_empty() || self.spent > self.began.elapsed() / 2 {
             return Ok(());
         }
+        *turns += 1;
         let mut gone = Vec::new();
         for outsider in &self.outsiders {
             let clock = Instant::now();
-            if clock + self.longest > deadline {
+            if clock + self.longest > record.deadline {
                 break;
             }
             let before = contest.probe()?;
             let ran = outsider.run(exercise, size, self.cpus);
             let after = contest.probe()?;
             match ran {
-                Ok(figures) => trials.extend(figures.into_iter().map(|(measure, value)| Trial {
+                Ok(figures) => record.trials.extend(figures.into_iter().map(|(measure, value)| Trial {
                     round,
                     contestant: outsider.name,
                     measure,
                     size: size as u64,
                     value,
                     state: State::of_trial(before, after),
+                    preempted: false,
                 })),
                 Err(why) => {
                     self.failures.push(format!("{} FAILED and takes no further part: {why}", outsider.name));
@@ -296,7 +310,7 @@ fn messages(exercise: Exercise, size: usize) -> usize {
         Exercise::PingPong if size <= 1024 => 20_000,
         Exercise::PingPong => 4_000,
         Exercise::Stream if size <= 1024 => 100_000,
-        Exercise::Stream => 8_000,
+        Exercise::Stream => 3_000,
     }
 }
 

@@ -26,8 +26,7 @@ pub enum State {
     Near,
     /// Up to 400 ns: they share only the memory.
     Far,
-    /// Longer, or different before and after a trial, or a process lost its CPU during it: something
-    /// else ran.
+    /// Longer, or different before and after a trial: something else ran.
     Disturbed,
     /// Both processes are on one CPU, and nothing crosses.
     OneCore,
@@ -125,7 +124,14 @@ impl Link {
     pub(crate) fn hear<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), BenchError> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         let (length, descriptors) = self.courier.receive(&mut bytes, PATIENCE)?;
-        Ok((serde_json::from_slice(&bytes[..length])?, descriptors))
+        match serde_json::from_slice(&bytes[..length]) {
+            Ok(said) => Ok((said, descriptors)),
+            // It may have given up rather than said what was expected.
+            Err(error) => Err(match serde_json::from_slice::<Complaint>(&bytes[..length]) {
+                Ok(Complaint { complaint }) => BenchError::Peer(complaint),
+                Err(_) => error.into(),
+            }),
+        }
     }
 
     /// The next command, waited for without end: first by looking, so that the CPU stays awake
@@ -278,9 +284,15 @@ impl Pair {
     /// Adds what the second process said last to an error of the first, which often only sees that
     /// nothing comes any more.
     pub(crate) fn explain(&mut self, error: BenchError) -> BenchError {
-        match self.link.hear::<Complaint>() {
-            Ok((Complaint { complaint }, _)) => BenchError::Peer(complaint),
-            Err(_) => error,
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let deadline = Instant::now() + Duration::from_secs(1);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok((length, _)) = self.link.courier.receive(&mut bytes, left) else { return error };
+            // What it said before it gave up, nobody waits for any more.
+            if let Ok(Complaint { complaint }) = serde_json::from_slice(&bytes[..length]) {
+                return BenchError::Peer(complaint);
+            }
         }
     }
 }

@@ -135,7 +135,11 @@ impl Report {
     }
 
     pub(crate) fn size_label(&self, size: u64) -> String {
-        if self.bench == "connections" { format!("{size} VIs") } else { bytes_label(size) }
+        if self.bench == "connections" {
+            format!("{size} VI{}", if size == 1 { "" } else { "s" })
+        } else {
+            bytes_label(size)
+        }
     }
 
     /// The first paper's table 1, for every size.

@@ -57,6 +57,8 @@ pub(crate) struct Trial {
     pub(crate) size: u64,
     pub(crate) value: f64,
     pub(crate) state: State,
+    /// One of the processes lost its CPU for a while.
+    pub(crate) preempted: bool,
 }
 
 /// What all trials of one contestant at one size say.
@@ -105,6 +107,8 @@ pub(crate) struct Selection {
     pub(crate) state: State,
     pub(crate) rounds: Rounds,
     pub(crate) rows: Vec<Row>,
+    /// Rows for which there were too few trials in which nothing else ran.
+    pub(crate) disturbed: Vec<(String, u64)>,
 }
 
 /// Chooses the state (`wanted`, or that of most rounds) and makes the rows. `None` if no trial is in
@@ -129,14 +133,41 @@ pub(crate) fn select(trials: &[Trial], wanted: Option<State>) -> Option<Selectio
             _ => State::Disturbed,
         }
     });
-    let kept: Vec<&Trial> = trials.iter().filter(|trial| trial.state == state).collect();
-    rounds.trials_kept = kept.iter().filter(|trial| !trial.measure.is_second_figure()).count();
+    let kept = Kept::of(trials, state);
+    rounds.trials_kept = kept.trials.iter().filter(|trial| !trial.measure.is_second_figure()).count();
     rounds.trials_dropped =
-        trials.iter().filter(|trial| !trial.measure.is_second_figure() && trial.state != state).count();
-    if kept.is_empty() {
+        trials.iter().filter(|trial| !trial.measure.is_second_figure()).count() - rounds.trials_kept;
+    if kept.trials.is_empty() {
         return None;
     }
-    Some(Selection { state, rounds, rows: rows(&kept) })
+    Some(Selection { state, rounds, rows: rows(&kept.trials), disturbed: kept.disturbed })
+}
+
+/// The trials that count.
+struct Kept<'a> {
+    trials: Vec<&'a Trial>,
+    disturbed: Vec<(String, u64)>,
+}
+
+impl<'a> Kept<'a> {
+    /// Of each contestant at each size, those trials in the right state in which nothing else ran;
+    /// where they are too few, all in the right state: a bad row is better than none.
+    fn of(trials: &'a [Trial], state: State) -> Kept<'a> {
+        let mut by_row: BTreeMap<(Measure, u64, &str), Vec<&Trial>> = BTreeMap::new();
+        for trial in trials.iter().filter(|trial| trial.state == state) {
+            by_row.entry((trial.measure, trial.size, trial.contestant)).or_default().push(trial);
+        }
+        let mut kept = Kept { trials: Vec::new(), disturbed: Vec::new() };
+        for ((measure, size, contestant), of_row) in by_row {
+            let undisturbed = of_row.iter().filter(|trial| !trial.preempted).count();
+            let enough = undisturbed >= UNDISTURBED_LEAST.min(of_row.len());
+            if !enough && !measure.is_second_figure() {
+                kept.disturbed.push((contestant.to_owned(), size));
+            }
+            kept.trials.extend(of_row.into_iter().filter(|trial| !enough || !trial.preempted));
+        }
+        kept
+    }
 }
 
 fn states_by_round(trials: &[Trial]) -> BTreeMap<(u32, Measure, u64), Vec<State>> {
@@ -216,12 +247,15 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     quantile(&sorted, 0.5)
 }
 
+/// Trials that make a row by themselves.
+const UNDISTURBED_LEAST: usize = 3;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn trial(round: u32, contestant: &'static str, value: f64, state: State) -> Trial {
-        Trial { round, contestant, measure: Measure::LatencyNs, size: 4, value, state }
+        Trial { round, contestant, measure: Measure::LatencyNs, size: 4, value, state, preempted: false }
     }
 
     #[test]
@@ -272,6 +306,19 @@ mod tests {
         let mut mixed = busy;
         mixed.push(trial(9, FLOOR, 50.0, State::Near));
         assert_eq!(select(&mixed, None).unwrap().state, State::Near);
+    }
+
+    #[test]
+    fn trials_that_lost_their_cpu_count_only_where_there_are_too_few_others() {
+        let preempted = |round| Trial { preempted: true, ..trial(round, "tcp-block", 9e6, State::Near) };
+        let mut trials: Vec<Trial> = (0..5).map(|round| trial(round, "tcp-block", 25e3, State::Near)).collect();
+        trials.extend((5..20).map(preempted));
+        let clean = select(&trials, None).unwrap();
+        assert_eq!((clean.rows[0].p99, clean.rows[0].count, clean.rounds.trials_dropped), (25e3, 5, 15));
+        assert!(clean.disturbed.is_empty());
+        let busy = select(&trials[3..], None).unwrap();
+        assert_eq!((busy.rows[0].median, busy.rows[0].count), (9e6, 17));
+        assert_eq!(busy.disturbed, [("tcp-block".to_owned(), 4)]);
     }
 
     #[test]

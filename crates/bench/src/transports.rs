@@ -82,10 +82,11 @@ impl Contestant {
         matches!(self, Contestant::RawRing | Contestant::TcpSpin | Contestant::UnixSpin)
     }
 
-    /// The part of a trial that it may wait for its CPU before something else must have run: whoever
-    /// sleeps waits a little each time it is woken.
-    pub(crate) fn lost_part_max(self) -> f64 {
-        if matches!(self, Contestant::TcpBlock | Contestant::UnixBlock) { 0.3 } else { 0.02 }
+    /// What it may wait for its CPU in a trial of so many nanoseconds before something else must have
+    /// run: whoever sleeps waits a little each time it is woken.
+    pub(crate) fn lost_ns_max(self, nanoseconds: f64) -> f64 {
+        let part = if matches!(self, Contestant::TcpBlock | Contestant::UnixBlock) { 0.3 } else { 0.02 };
+        part * nanoseconds + 5_000.0
     }
 
     /// This process's end of it, for messages up to `size_max`. Both sides call this in the same

@@ -69,7 +69,10 @@ fn main() -> ExitCode {
     exit(match command {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(bench) => bench::run(bench),
-        Command::BenchPeer { parent } => Ok(()).and_then(|()| Ok(highwire_bench::serve_peer(parent)?)),
+        Command::BenchPeer { parent } => {
+            // What went wrong was told to the process that measures, and is its to report.
+            return highwire_bench::serve_peer(parent).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
         Command::BenchOutsider(OutsiderArgs { parent, cpu, program, arguments }) => {
             Err(highwire_bench::become_outsider(parent, cpu, &program, &arguments).into())
         }

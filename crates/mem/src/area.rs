@@ -39,6 +39,7 @@ pub struct PayloadArea {
     head: usize,
     entries: VecDeque<Entry>,
     first_id: u64,
+    laps: u64,
 }
 
 /// Extents begin on a cache line.
@@ -53,6 +54,11 @@ impl PayloadArea {
     /// Bytes of the stretch in use.
     pub fn size(&self) -> usize {
         self.grounds.last().map_or(0, |ground| ground.len)
+    }
+
+    /// How often the walk has come back to the start of a stretch.
+    pub fn laps(&self) -> u64 {
+        self.laps
     }
 
     /// Goes on in a new stretch of the region; the old ones are given back as they empty.
@@ -86,9 +92,13 @@ impl PayloadArea {
         }
         let taken = most.min(room);
         self.grounds[ground].live += 1;
+        if start < self.head {
+            self.laps += 1;
+        }
         self.head = (start + taken).next_multiple_of(LINE);
         if self.head >= len {
             self.head = 0;
+            self.laps += 1;
         }
         let id = self.first_id + self.entries.len() as u64;
         self.entries.push_back(Entry { ground: self.grounds[ground].offset, start, freed: false });

@@ -91,7 +91,7 @@ impl Courier {
     /// Connects to the listener at `path`. A full backlog is waited out until `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Courier, CourierError> {
         let address = SocketAddrUnix::new(path)?;
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         loop {
             let socket = new_socket()?;
             match rustix::net::connect(&socket, &address) {
@@ -115,7 +115,7 @@ impl Courier {
     /// Sends one message with descriptors. Waits while the socket is full, at most `timeout`.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>], timeout: Duration) -> Result<(), CourierError> {
         assert!(descriptors.len() <= DESCRIPTORS_MAX, "a message carries at most 4 descriptors");
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         loop {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -164,7 +164,7 @@ impl Courier {
 
     /// The next message, waited for.
     pub fn receive(&self, into: &mut [u8], timeout: Duration) -> Result<(usize, Vec<OwnedFd>), CourierError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         loop {
             if let Some(received) = self.try_receive(into)? {
                 return Ok(received);
@@ -209,4 +209,10 @@ impl From<OwnedFd> for Courier {
     fn from(socket: OwnedFd) -> Courier {
         Courier { socket }
     }
+}
+
+/// The moment `timeout` from now; a year from now for those who wait for ever.
+fn deadline(timeout: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    Instant::now() + timeout.min(YEAR)
 }

@@ -23,5 +23,5 @@ pub fn watch_for_forks() {
 #[inline(always)]
 pub fn in_forked_child() -> bool {
     // SAFETY: the pointer is to a static, or to a page that stays mapped for ever.
-    unsafe { (*WORD.load(Ordering::Relaxed)).load(Ordering::Relaxed) == 0 }
+    unsafe { (*WORD.load(Ordering::Acquire)).load(Ordering::Relaxed) == 0 }
 }

@@ -501,6 +501,12 @@ impl Buffer {
         self.len = len;
     }
 
+    /// Asks the cache for its first line, to be written: a peer has read it last.
+    #[inline]
+    pub fn prefetch_to_write(&self) {
+        sys::prefetch_to_write(&self.region.view, self.start);
+    }
+
     /// Makes it read-only and counted, so that several messages can carry it at once.
     pub fn share(self) -> SharedBuffer {
         SharedBuffer { buffer: Arc::new(self) }

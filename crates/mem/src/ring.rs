@@ -14,7 +14,7 @@
 
 use crate::bell::Attention;
 use crate::layout::{
-    Block, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LENGTH_AT, META_AT, SLOT_BYTES,
+    Block, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LENGTH_AT, SLOT_BYTES,
 };
 use crate::memory::{OwnMemory, PeerMemory};
 use crate::sync::{Ordering, writer_fence, writers_fence};
@@ -174,9 +174,16 @@ pub struct SlotHead {
 /// The head of most slots: a whole message, inline, with nothing beside it.
 const PLAIN: u32 = u32::from_le_bytes([1, Flags::WHOLE.0, 0, 0]);
 
-/// How many slots ahead a reader asks for: what arrives while that many are handled.
+/// How many slots ahead lines are asked for: what arrives while that many are handled.
 #[cfg(not(loom))]
 const LOOK_AHEAD: u64 = 4;
+
+#[cfg(not(loom))]
+const LINE: usize = 64;
+
+/// So many slots in a row are a stream.
+#[cfg(not(loom))]
+const STREAM: u32 = 4;
 
 /// Bytes of a span in a slot: region `u32`, length `u32`, offset `u64`.
 pub(crate) const SPAN_BYTES: usize = 16;
@@ -251,7 +258,7 @@ impl Block {
             for index in start..start + depth {
                 // What the lap before would have left: never what a reader waits for.
                 let at = self.slots() + (index & (depth - 1)) as usize * SLOT_BYTES;
-                own.store32(at, sequence(index).wrapping_sub(depth as u32));
+                own.store64(at, u64::from(sequence(index).wrapping_sub(depth as u32)));
             }
         }
     }
@@ -391,12 +398,21 @@ impl SlotWriter {
         if !inline.is_empty() {
             self.own.copy_in(content, inline);
         }
-        self.own.0.store32(at + META_AT, head.meta(), Ordering::Relaxed);
         let sizes = u64::from(head.length) | u64::from(head.immediate) << 32;
         self.own.0.store64(at + LENGTH_AT, sizes, Ordering::Relaxed);
         // Release: pairs with the acquire in `SlotReader::ready`.
-        self.own.store32(at, sequence(index));
+        self.own.store64(at, u64::from(sequence(index)) | u64::from(head.meta()) << 32);
         self.head = index + 1;
+        // The lines of a later slot are still with the reader; in a stream, fetching them one after
+        // the other is what would take the time.
+        #[cfg(not(loom))]
+        {
+            let later = self.slots_at + ((index + LOOK_AHEAD) & self.mask) as usize * SLOT_BYTES;
+            crate::sys::prefetch_to_write(&self.own.0, later);
+            if HEAD_BYTES + inline.len() > LINE {
+                crate::sys::prefetch_to_write(&self.own.0, later + LINE);
+            }
+        }
         index
     }
 
@@ -419,6 +435,8 @@ pub struct SlotReader {
     published: u64,
     threshold: u64,
     acknowledge: bool,
+    /// Slots found in a row.
+    streak: u32,
     full_fence: bool,
 }
 
@@ -437,7 +455,7 @@ impl SlotWatch {
     pub fn ready(&self) -> bool {
         let tail = self.tail.load(Relaxed);
         let at = self.slots_at + (tail & self.mask) as usize * SLOT_BYTES;
-        self.peer.load32(at) == sequence(tail)
+        self.peer.load64(at) as u32 == sequence(tail)
     }
 }
 
@@ -467,6 +485,7 @@ impl SlotReader {
             published: start,
             threshold: (depth / 4).max(1),
             acknowledge: false,
+            streak: 0,
             full_fence: writers_fence(full_fence),
         }
     }
@@ -491,20 +510,21 @@ impl SlotReader {
     #[inline]
     pub fn ready(&self) -> bool {
         // Acquire: pairs with the release at the end of `SlotWriter::publish`.
-        self.watch.peer.load32(self.slot_at()) == sequence(self.tail)
+        self.watch.peer.load64(self.slot_at()) as u32 == sequence(self.tail)
     }
 
     /// The head of the next slot, copied once and checked; `None` if there is none yet.
     #[inline]
-    pub fn head(&self) -> Result<Option<SlotHead>, Lie> {
-        if !self.ready() {
+    pub fn head(&mut self) -> Result<Option<SlotHead>, Lie> {
+        let at = self.slot_at();
+        // Acquire: pairs with the release at the end of `SlotWriter::publish`.
+        let first = self.watch.peer.load64(at);
+        if first as u32 != sequence(self.tail) {
+            self.streak = 0;
             return Ok(None);
         }
-        let at = self.slot_at();
-        let peer = &self.watch.peer.0;
-        let meta = peer.load32(at + META_AT, Ordering::Relaxed);
-        let sizes = peer.load64(at + LENGTH_AT, Ordering::Relaxed);
-        SlotHead::parse(self.tail, meta, sizes as u32, (sizes >> 32) as u32).map(Some)
+        let sizes = self.watch.peer.0.load64(at + LENGTH_AT, Ordering::Relaxed);
+        SlotHead::parse(self.tail, (first >> 32) as u32, sizes as u32, (sizes >> 32) as u32).map(Some)
     }
 
     /// Copies part of the next slot's content. Panics past its 240 bytes.
@@ -521,7 +541,7 @@ impl SlotReader {
     pub fn content_ahead(&self, ahead: u64, into: &mut [u8; 16]) -> bool {
         let index = self.tail + ahead;
         let at = self.watch.slots_at + (index & self.watch.mask) as usize * SLOT_BYTES;
-        let there = self.watch.peer.load32(at) == sequence(index);
+        let there = self.in_stream() && self.watch.peer.load64(at) as u32 == sequence(index);
         if there {
             self.watch.peer.copy_out(at + HEAD_BYTES, into);
         }
@@ -539,13 +559,21 @@ impl SlotReader {
         self.tail += 1;
         self.watch.tail.store(self.tail, Relaxed);
         self.acknowledge |= acknowledge;
+        self.streak = self.streak.saturating_add(1);
         // In a stream, the line of a later slot can be on its way while this one is handled.
-        // Where the next slot is not there yet, its writer is left alone with its lines.
+        // Otherwise its writer is left alone with it.
         #[cfg(not(loom))]
-        if self.ready() {
+        if self.in_stream() {
             let later = (self.tail + LOOK_AHEAD) & self.watch.mask;
             crate::sys::prefetch_peer(&self.watch.peer, self.watch.slots_at + later as usize * SLOT_BYTES);
         }
+    }
+
+    /// True while slots were found without waiting, several in a row.
+    #[cfg(not(loom))]
+    #[inline]
+    fn in_stream(&self) -> bool {
+        self.streak >= STREAM
     }
 
     /// Gives back the payload of a slot that was consumed with `hold`, if the writer cannot know of

@@ -250,6 +250,19 @@ pub(crate) fn prefetch(view: &crate::memory::View, at: usize) {
     let _ = pointer;
 }
 
+/// Asks the cache for the line at `at`, to be written.
+#[inline(always)]
+pub(crate) fn prefetch_to_write(view: &crate::memory::View, at: usize) {
+    let pointer = view.pointer(at, 1);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `prefetch`.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(pointer.cast())
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = pointer;
+}
+
 /// Zeroed in a forked child by the kernel, one everywhere else.
 pub(crate) fn wipe_on_fork_page() -> Option<NonNull<AtomicU32>> {
     const PAGE: usize = 4096;

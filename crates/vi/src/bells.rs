@@ -11,6 +11,9 @@ use std::time::Duration;
 use crate::member::Member;
 use crate::vi::ViId;
 
+/// Rings that are taken from a wire at once; more make it readable again.
+const RINGS_MAX: usize = 1024;
+
 /// One user's page.
 #[derive(Debug)]
 pub(crate) struct BellHome {
@@ -48,7 +51,12 @@ impl BellHome {
     /// Takes what the wire brought, so that it can become readable again.
     pub(crate) fn drain(&self) {
         let mut byte = [0u8; 16];
-        while rustix::net::recv(&self.ears, &mut byte, RecvFlags::DONTWAIT).is_ok() {}
+        // Bounded, or a peer that goes on ringing would keep us here.
+        for _ in 0..RINGS_MAX {
+            if rustix::net::recv(&self.ears, &mut byte, RecvFlags::DONTWAIT).is_err() {
+                break;
+            }
+        }
     }
 }
 
@@ -134,7 +142,15 @@ impl QueueShared {
     }
 
     /// A member has something to poll that no ring shows.
+    #[inline(always)]
     pub(crate) fn ring_locally(&self, id: ViId) {
+        if self.many.load(Ordering::Relaxed) || self.sleepers.load(Ordering::SeqCst) != 0 {
+            self.ring_locally_aloud(id);
+        }
+    }
+
+    #[cold]
+    fn ring_locally_aloud(&self, id: ViId) {
         if self.many.load(Ordering::Relaxed) {
             self.local.lock().unwrap_or_else(PoisonError::into_inner).push(id);
             self.local_rung.store(true, Ordering::Release);

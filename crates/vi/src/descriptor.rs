@@ -116,6 +116,7 @@ pub struct Message {
 
 impl Message {
     /// An empty message; `token` is yours, and comes back with the completion.
+    #[inline(always)]
     pub fn new(token: u64) -> Message {
         Message {
             token,
@@ -139,6 +140,7 @@ impl Message {
 
     /// The 32 bits of immediate data.
     #[must_use]
+    #[inline(always)]
     pub fn immediate(mut self, immediate: u32) -> Message {
         self.immediate = immediate;
         self
@@ -146,7 +148,12 @@ impl Message {
 
     /// Adds a piece of payload; pieces go in the order they are added.
     #[must_use]
-    pub fn payload(self, buffer: Buffer) -> Message {
+    #[inline(always)]
+    pub fn payload(mut self, buffer: Buffer) -> Message {
+        if matches!(self.payload, Payload::None) {
+            self.payload = Payload::Buffer(buffer);
+            return self;
+        }
         self.segment(Segment::Buffer(buffer))
     }
 
@@ -169,14 +176,9 @@ impl Message {
     }
 
     fn segment(mut self, segment: Segment) -> Message {
-        self.payload = match (self.payload, segment) {
-            (Payload::None, Segment::Buffer(buffer)) => Payload::Buffer(buffer),
-            (payload, segment) => {
-                let mut segments = payload.into_segments();
-                segments.push(segment);
-                Payload::Segments(segments)
-            }
-        };
+        let mut segments = self.payload.into_segments();
+        segments.push(segment);
+        self.payload = Payload::Segments(segments);
         self
     }
 
@@ -189,6 +191,7 @@ impl Message {
 
     /// How this payload travels.
     #[must_use]
+    #[inline(always)]
     pub fn by(mut self, path: Path) -> Message {
         self.path = Some(path);
         self
@@ -213,6 +216,7 @@ pub(crate) enum Target {
 
 impl Receive {
     /// Room for control and immediate data only; `token` is yours, and comes back.
+    #[inline(always)]
     pub fn new(token: u64) -> Receive {
         Receive { token, target: Target::Nowhere }
     }
@@ -220,7 +224,16 @@ impl Receive {
     /// The payload is copied into `buffer`; several are filled in the order given.
     #[must_use]
     #[expect(clippy::should_implement_trait, reason = "reads as it should: receive into a buffer")]
+    #[inline(always)]
     pub fn into(mut self, buffer: Buffer) -> Receive {
+        if matches!(self.target, Target::Nowhere) {
+            self.target = Target::Buffer(buffer);
+            return self;
+        }
+        self.and_into(buffer)
+    }
+
+    fn and_into(mut self, buffer: Buffer) -> Receive {
         self.target = match self.target {
             Target::Nowhere | Target::InPlace => Target::Buffer(buffer),
             Target::Buffer(first) => Target::Scatter(vec![first, buffer]),
@@ -234,6 +247,7 @@ impl Receive {
 
     /// The payload stays in the sender's memory and is read there.
     #[must_use]
+    #[inline(always)]
     pub fn in_place(mut self) -> Receive {
         self.target = Target::InPlace;
         self
@@ -248,6 +262,7 @@ impl Receive {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn into_payload(self) -> Payload {
         match self.target {
             Target::Nowhere | Target::InPlace => Payload::None,
@@ -340,6 +355,14 @@ impl Payload {
         }
     }
 
+    #[cold]
+    fn into_first_buffer(self) -> Option<Buffer> {
+        self.into_segments().into_iter().find_map(|segment| match segment {
+            Segment::Buffer(buffer) => Some(buffer),
+            Segment::Shared(_) | Segment::Frozen(..) => None,
+        })
+    }
+
     #[inline]
     pub(crate) fn total(&self) -> u64 {
         match self {
@@ -379,19 +402,17 @@ impl Completion {
         self.control.token()
     }
 
-    /// The buffer, of a descriptor that had one.
+    /// The buffer, of a descriptor that had one; the first, of one that had several.
+    #[inline(always)]
     pub fn into_buffer(self) -> Option<Buffer> {
         match self.payload {
             Payload::Buffer(buffer) => Some(buffer),
-            Payload::Segments(segments) => segments.into_iter().find_map(|segment| match segment {
-                Segment::Buffer(buffer) => Some(buffer),
-                Segment::Shared(_) | Segment::Frozen(..) => None,
-            }),
-            Payload::None | Payload::InPlace(_) => None,
+            payload => payload.into_first_buffer(),
         }
     }
 
     /// The payload in place, of a receive that asked for it.
+    #[inline(always)]
     pub fn into_in_place(self) -> Option<InPlace> {
         match self.payload {
             Payload::InPlace(payload) => Some(payload),

@@ -30,6 +30,8 @@ use std::time::Duration;
 
 /// The other side may answer "unknown pair" when it has just let go of it; a new pair is made then.
 const TRIES: usize = 3;
+/// Slot indexes have 62 bits in the release log, and a connection is to last.
+pub(crate) const FIRST_INDEX_MAX: u64 = 1 << 61;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A bell of ours, given back unless the VI comes about.
@@ -339,7 +341,7 @@ pub(crate) fn answer(
         _ => return Err(Refusal::Malformed),
     };
     let shape = BlockShape::new(half.depth, half.loans).ok_or(Refusal::Limits)?;
-    if half.serial >= 1 << 30 || half.first_index > 1 << 62 {
+    if half.serial >= 1 << 30 || half.first_index > FIRST_INDEX_MAX {
         return Err(Refusal::Malformed);
     }
     let credentials = courier.credentials().map_err(|_| Refusal::Malformed)?;

@@ -3,6 +3,7 @@
 use crate::config::{Allow, ViOptions};
 use crate::error::{AcceptError, ListenError};
 use crate::handover;
+use crate::member::deadline;
 use crate::nic::NicInner;
 use crate::rendezvous::{MESSAGE_BYTES, Refusal};
 use crate::vi::Vi;
@@ -78,7 +79,7 @@ impl Listener {
         if in_forked_child() {
             return Err(AcceptError::ForkedChild);
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         loop {
             if let Some(vi) = self.answer_one(options) {
                 return Ok(vi);

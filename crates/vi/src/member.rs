@@ -103,7 +103,7 @@ impl Member {
     }
 
     /// Something to poll has come about that no ring shows.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn show(&self, flag: &AtomicBool) {
         flag.store(true, Relaxed);
         light_barrier();

@@ -185,6 +185,13 @@ fn check(config: &Config) -> Result<(), NicError> {
     if config.users_max == 0 || config.users_max > 127 {
         return bad("users_max", config.users_max, "from 1 to 127 users are possible");
     }
+    if config.first_index > handover::FIRST_INDEX_MAX {
+        return Err(NicError::Config {
+            name: "first_index",
+            value: config.first_index,
+            rule: "the first slot's index is at most 2^61",
+        });
+    }
     if config.message_bytes_max > u64::from(u32::MAX) {
         return Err(NicError::Config {
             name: "message_bytes_max",

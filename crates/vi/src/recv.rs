@@ -29,6 +29,8 @@ use std::time::Duration;
 
 const SPAN_BYTES: usize = 16;
 const SEGMENTS_MAX: usize = 64;
+/// Slots that one poll looks at, at most.
+const SLOTS_PER_POLL: u32 = 4096;
 /// Payloads given back that are kept for the next ones.
 const SHELLS: usize = 8;
 /// How many messages ahead a payload's first line is asked for.
@@ -140,7 +142,7 @@ impl RecvQueue {
     }
 
     /// Gives a place for the next message. Messages fill receives in the order both were posted.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(&mut self, receive: Receive) -> Result<(), Refused<Receive>> {
         if let Err(reason) = self.check(&receive) {
             return Err(Refused { reason, descriptor: receive });
@@ -177,7 +179,7 @@ impl RecvQueue {
         landing.receive.take()
     }
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, receive: &Receive) -> Result<(), PostError> {
         if in_forked_child() {
             return Err(PostError::ForkedChild);
@@ -205,7 +207,7 @@ impl RecvQueue {
     }
 
     /// The next completion, if there is one. Does not wait.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> Option<Completion> {
         match self.poll_small() {
             None => self.poll_any(),
@@ -217,10 +219,10 @@ impl RecvQueue {
     /// that came in one slot, for a receive with one buffer. Everything else is left as it is.
     #[inline(always)]
     pub(crate) fn poll_small(&mut self) -> Option<Completion> {
-        if !self.reader.ready() || in_forked_child() {
+        let Ok(Some(head)) = self.reader.head() else { return None };
+        if in_forked_child() {
             return None;
         }
-        let Ok(Some(head)) = self.reader.head() else { return None };
         let length = head.length as usize;
         let small = head.kind == Kind::Inline
             && head.control == 0
@@ -256,6 +258,7 @@ impl RecvQueue {
     }
 
     /// The common case of a payload in place: all of the message in one span of a registered region.
+    #[inline(always)]
     fn poll_held(&mut self, head: &SlotHead) -> Option<Completion> {
         let plain = head.kind == Kind::Spans
             && head.spans == 1
@@ -322,7 +325,8 @@ impl RecvQueue {
         if self.returns.waiting.load(Acquire) {
             self.take_returns();
         }
-        loop {
+        // A peer that keeps sending what completes nothing must not keep us here.
+        for _ in 0..SLOTS_PER_POLL {
             let step = match self.reader.head() {
                 Ok(Some(head)) => self.handle(&head),
                 Ok(None) => {
@@ -351,6 +355,7 @@ impl RecvQueue {
                 }
             }
         }
+        None
     }
 
     /// Waits for the next completion, at most `timeout`.
@@ -365,6 +370,7 @@ impl RecvQueue {
     }
 
     /// Gives a payload back to its sender at once.
+    #[inline(always)]
     pub fn release(&mut self, mut payload: InPlace) {
         let ours = payload.returns.as_ref().is_some_and(|returns| Arc::ptr_eq(returns, &self.returns));
         // One of another VI goes back the long way, when it is dropped.
@@ -472,6 +478,9 @@ impl RecvQueue {
         let Some(mut landing) = self.landing.take() else {
             return Err(Lie::OutOfPlace { index, what: "a message goes on that was never begun" });
         };
+        if head.length == 0 {
+            return Err(Lie::OutOfPlace { index, what: "a message goes on with nothing" });
+        }
         self.land(head, 0, &mut landing)?;
         if self.is_void(head) {
             return Ok(self.drop_void(landing));
@@ -645,7 +654,7 @@ impl RecvQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_posted(&mut self) -> Receive {
         let receive = self.posted.pop_front().expect("looked at before");
         if self.posted.is_empty() {
@@ -660,6 +669,7 @@ impl RecvQueue {
         receive
     }
 
+    #[inline]
     fn note_receivable(&self) {
         // A message that is landing needs no further receive. One with a token can always be
         // consumed, but nobody expects it: it waits for the next poll.
@@ -685,7 +695,7 @@ impl RecvQueue {
 
     /// Done with a slot. Progress past one that is held waits, unless asked for at once: if it is
     /// given back before the next look, the sender never has to know that it was held.
-    #[inline]
+    #[inline(always)]
     fn step_over(&mut self, head: &SlotHead, hold: bool) {
         let acknowledge = head.flags.has(Flags::ACKNOWLEDGE);
         self.reader.consume(acknowledge, hold);
@@ -694,7 +704,7 @@ impl RecvQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn publish_progress(&mut self) {
         if self.reader.unpublished() {
             let wanted = self.reader.publish();
@@ -702,7 +712,7 @@ impl RecvQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn ring_if(&mut self, wanted: bool) {
         if wanted {
             self.rope.ring();
@@ -711,7 +721,7 @@ impl RecvQueue {
     }
 
     /// True if the sender is to be told by the log, and may want its bell rung.
-    #[inline]
+    #[inline(always)]
     fn release_slot(&mut self, slot: u64) -> bool {
         self.held -= 1;
         if self.reader.release_unpublished(slot) {

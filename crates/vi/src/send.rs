@@ -34,6 +34,8 @@ use std::time::Duration;
 const SPAN_BYTES: usize = 16;
 /// Segments of a message; more than fit a slot are copied rather than referenced.
 const SEGMENTS_MAX: usize = 64;
+/// So many slots that the reader has yet to come to are a stream.
+const STREAM_SLOTS: u64 = 4;
 /// A piece of the payload area is not worth having below this.
 const PIECE_BYTES_LEAST: usize = 16 << 10;
 
@@ -94,6 +96,8 @@ pub struct SendQueue {
     ended: Option<Failure>,
     /// The region that was handed over last: the common case needs no lock.
     given: u32,
+    /// Laps of the payload area that were taken note of.
+    laps: u64,
     stats: SendStats,
     records: Option<Vec<PulseRecord>>,
 }
@@ -178,6 +182,7 @@ impl SendQueue {
             done: VecDeque::new(),
             ended: None,
             given: 0,
+            laps: 0,
             stats: SendStats::default(),
             records: None,
         }
@@ -199,7 +204,7 @@ impl SendQueue {
     }
 
     /// Sends a message. It goes at once where there is room, otherwise as the queue is polled.
-    #[inline]
+    #[inline(always)]
     pub fn post_send(&mut self, message: Message) -> Result<(), Refused<Message>> {
         if let Payload::Buffer(buffer) = &message.payload
             && buffer.tag() == self.tag
@@ -211,7 +216,12 @@ impl SendQueue {
             let refer = message.path.unwrap_or(self.path) == Path::Referenced;
             if !refer && total <= CONTENT_BYTES {
                 self.count_message(total);
-                self.publish_inline(message, total);
+                self.stats.inline += 1;
+                let head = self.head(Kind::Inline, Flags::WHOLE, total, message.immediate);
+                let index = self.writer.publish(head, &[], &[], buffer);
+                self.ring_if_wanted();
+                let Message { token, payload, .. } = message;
+                self.finish_at(index, Finish { token, length: total, payload, when_freed: false });
                 return Ok(());
             }
             if refer && total > 0 && buffer.region_id() == self.given {
@@ -223,6 +233,7 @@ impl SendQueue {
         self.post_any(message)
     }
 
+    #[inline(never)]
     fn post_any(&mut self, message: Message) -> Result<(), Refused<Message>> {
         match self.check(&message) {
             Ok((way, total)) => {
@@ -238,7 +249,7 @@ impl SendQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn count_message(&mut self, bytes: usize) {
         self.stats.messages += 1;
         self.stats.bytes += bytes as u64;
@@ -251,13 +262,14 @@ impl SendQueue {
         self.ended.is_none()
             && self.pending.is_empty()
             && self.writer.credit() > 0
+            && self.is_swept()
             && self.finishing < self.nic.config.descriptors_max
             && !in_forked_child()
     }
 
     /// Sends a copy of `bytes`; they are yours again when this returns. Refused, with nothing sent,
     /// when there is no room for all of them now.
-    #[inline]
+    #[inline(always)]
     pub fn send_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
         if bytes.len() <= CONTENT_BYTES && self.is_open_with_room() {
             self.publish_bytes(token, bytes);
@@ -276,6 +288,7 @@ impl SendQueue {
         self.finish_at(index, Finish { token, length: bytes.len(), payload: Payload::None, when_freed: false });
     }
 
+    #[inline(never)]
     fn send_any_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
         self.check_open()?;
         let no_room = PostError::NoRoom { bytes: bytes.len() };
@@ -293,18 +306,11 @@ impl SendQueue {
     }
 
     fn send_bytes_buffered(&mut self, token: u64, bytes: &[u8], no_room: PostError) -> Result<(), PostError> {
-        let extent = loop {
-            if let Some(extent) = self.area.reserve(bytes.len(), bytes.len()) {
-                break extent;
-            }
-            self.look_at_progress();
-            if let Some(extent) = self.area.reserve(bytes.len(), bytes.len()) {
-                break extent;
-            }
-            if !self.grow() {
-                return Err(no_room);
-            }
-        };
+        let limit = self.nic.config.payload_bytes_max as u64;
+        if bytes.len() as u64 > limit {
+            return Err(PostError::TooLong { bytes: bytes.len() as u64, limit });
+        }
+        let extent = self.take_piece(bytes.len(), bytes.len()).ok_or(no_room)?;
         self.count_message(bytes.len());
         self.stats.buffered += 1;
         self.member.peer.ours().copy_in(extent.offset, bytes);
@@ -410,12 +416,10 @@ impl SendQueue {
         if in_forked_child() {
             return None;
         }
-        if self.is_busy() {
-            self.progress();
+        if let Some(done) = self.poll_any() {
+            return Some(done);
         }
-        if self.done.is_empty() {
-            self.notice_end();
-        }
+        self.notice_end();
         self.take_done()
     }
 
@@ -462,10 +466,10 @@ impl SendQueue {
         !self.done.is_empty()
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_done(&mut self) -> Option<Completion> {
         let next = self.done.pop_front()?;
-        if self.done.is_empty() {
+        if self.done.is_empty() && !self.has_ripe() {
             self.member.sent.store(false, Relaxed);
         }
         Some(next)
@@ -614,12 +618,21 @@ impl SendQueue {
     /// Credit for a slot, looking at the reader's progress only when the known credit is used up.
     #[inline]
     fn has_credit(&mut self) -> bool {
-        if self.writer.credit() == 0 {
+        if self.writer.credit() == 0 || !self.is_swept() {
             self.look_at_progress();
         }
-        self.writer.credit() > 0
+        self.writer.credit() > 0 && self.ended.is_none()
     }
 
+    /// True if every slot of the last lap was dealt with: the reader's word on what it holds is
+    /// good for one lap.
+    #[inline(always)]
+    fn is_swept(&self) -> bool {
+        let depth = u64::from(self.member.block.shape().depth());
+        self.in_flight.front().is_none_or(|slot| self.writer.head() - slot.index < depth)
+    }
+
+    #[inline(always)]
     fn head(&self, kind: Kind, flags: Flags, length: usize, immediate: u32) -> SlotHead {
         // A send that is to complete on the reader's word asks for it.
         let flags = if self.reliability == Reliability::Reception { flags.with(Flags::ACKNOWLEDGE) } else { flags };
@@ -652,7 +665,7 @@ impl SendQueue {
     }
 
     /// Completes a send whose buffers are free already, now or when the reader has it.
-    #[inline]
+    #[inline(always)]
     fn finish_at(&mut self, index: u64, finish: Finish) {
         if self.reliability == Reliability::Reception {
             self.finishing += 1;
@@ -711,6 +724,28 @@ impl SendQueue {
         self.note_awaiting();
     }
 
+    /// The next completion, as [`SendQueue::poll`] without its checks.
+    pub(crate) fn poll_any(&mut self) -> Option<Completion> {
+        if self.done.is_empty() && self.pending.is_empty() && self.ended.is_none() {
+            // Nothing waits for room: it is enough to see what is ripe, one at a time.
+            match self.writer.refresh() {
+                Ok(moved) => {
+                    if moved && self.has_ripe() {
+                        self.member.show(&self.member.sent);
+                    }
+                    if let Some(done) = self.poll_reference() {
+                        return Some(done);
+                    }
+                }
+                Err(lie) => self.lied(lie),
+            }
+        }
+        if self.is_busy() {
+            self.progress();
+        }
+        self.take_done()
+    }
+
     /// Moves a message as far as it goes.
     fn advance(&mut self, outgoing: Outgoing) -> Result<Advance, Lie> {
         if self.ended.is_some() {
@@ -735,7 +770,7 @@ impl SendQueue {
     }
 
     /// The common case of a message that is referred to: one buffer, and nothing beside it.
-    #[inline]
+    #[inline(always)]
     fn publish_reference(&mut self, message: Message, total: usize) {
         let Message { token, immediate, payload, .. } = message;
         let Payload::Buffer(buffer) = &payload else { return };
@@ -746,13 +781,13 @@ impl SendQueue {
     }
 
     /// A lone message asks the reader to say at once when it is done; others go with the next.
-    #[inline]
+    #[inline(always)]
     fn reference_flags(&self) -> Flags {
         let lone = self.in_flight.is_empty() && !self.loans.outstanding();
         if lone { Flags::WHOLE.with(Flags::ACKNOWLEDGE) } else { Flags::WHOLE }
     }
 
-    #[inline]
+    #[inline(always)]
     fn await_reference(&mut self, index: u64, finish: Finish) {
         self.stats.referenced += 1;
         self.ring_if_wanted();
@@ -809,7 +844,7 @@ impl SendQueue {
             let remaining = outgoing.total - outgoing.sent;
             let (extent, used) = match outgoing.piece {
                 Some(piece) => piece,
-                None => match self.take_piece(remaining) {
+                None => match self.take_piece(remaining.min(PIECE_BYTES_LEAST), remaining) {
                     Some(extent) => (extent, 0),
                     None if self.area.size() == 0 && self.area.is_idle() => {
                         outgoing.way = Way::Slots;
@@ -942,20 +977,39 @@ impl SendQueue {
         self.in_flight.push_back(InFlight { index, extent, finish, lendable: true });
     }
 
-    fn take_piece(&mut self, remaining: usize) -> Option<Extent> {
-        let least = remaining.min(PIECE_BYTES_LEAST);
+    /// From `least` to `most` bytes of the payload area, if they can be had now.
+    #[inline]
+    fn take_piece(&mut self, least: usize, most: usize) -> Option<Extent> {
+        if self.area.laps() != self.laps {
+            self.after_a_lap();
+        }
+        match self.area.reserve(least, most) {
+            None => self.make_room(least, most),
+            piece => piece,
+        }
+    }
+
+    fn make_room(&mut self, least: usize, most: usize) -> Option<Extent> {
         loop {
-            if let Some(extent) = self.area.reserve(least, remaining) {
-                return Some(extent);
-            }
             self.look_at_progress();
-            if let Some(extent) = self.area.reserve(least, remaining) {
+            if let Some(extent) = self.area.reserve(least, most) {
                 return Some(extent);
             }
             if !self.grow() {
                 return None;
             }
         }
+    }
+
+    /// The walk has come round. A stream that gets round while the reader is still at it does better
+    /// with a longer way: lines that both have long left come from the shared cache.
+    #[cold]
+    fn after_a_lap(&mut self) {
+        let behind = self.writer.head() - self.writer.consumed();
+        if behind >= STREAM_SLOTS {
+            self.grow();
+        }
+        self.laps = self.area.laps();
     }
 
     /// Gives the payload area more room, within the limits.
@@ -985,7 +1039,7 @@ impl SendQueue {
         });
     }
 
-    #[inline]
+    #[inline(always)]
     fn ring_if_wanted(&mut self) {
         if self.writer.bell_wanted() {
             self.rope.ring();
@@ -1008,16 +1062,15 @@ impl SendQueue {
         Ok(())
     }
 
+    /// What the reader has consumed, and all that follows from it.
     #[inline]
     fn look_at_credit(&mut self) -> Result<(), Lie> {
-        if !self.writer.refresh()? {
-            return Ok(());
-        }
-        let consumed = self.writer.consumed();
-        while let Some(slot) = self.in_flight.front() {
-            if slot.index >= consumed {
-                break;
-            }
+        if self.writer.refresh()? || self.has_ripe() { self.sweep() } else { Ok(()) }
+    }
+
+    /// Deals with every slot that is known to be consumed.
+    fn sweep(&mut self) -> Result<(), Lie> {
+        while self.has_ripe() {
             let Some(mut slot) = self.in_flight.pop_front() else { break };
             if slot.lendable && self.writer.holds(slot.index) {
                 if slot.finish.as_ref().is_some_and(|finish| !finish.when_freed) {
@@ -1029,6 +1082,38 @@ impl SendQueue {
             }
         }
         Ok(())
+    }
+
+    /// True if the oldest slot in flight is known to be consumed.
+    #[inline(always)]
+    fn has_ripe(&self) -> bool {
+        self.in_flight.front().is_some_and(|slot| slot.index < self.writer.consumed())
+    }
+
+    /// The common case on its own: a payload that was referred to and is free again, handed out
+    /// from where it waited.
+    #[inline(always)]
+    pub(crate) fn poll_reference(&mut self) -> Option<Completion> {
+        let slot = self.in_flight.front()?;
+        let plain = slot.index < self.writer.consumed()
+            && slot.extent.is_none()
+            && slot.finish.is_some()
+            && self.done.is_empty()
+            && !self.writer.holds(slot.index);
+        if !plain {
+            return None;
+        }
+        let Finish { token, length, payload, when_freed } = self.in_flight.pop_front()?.finish?;
+        if when_freed && let Payload::Buffer(buffer) = &payload {
+            // It was read elsewhere, and is most likely filled anew next.
+            buffer.prefetch_to_write();
+        }
+        self.finishing -= 1;
+        self.note_awaiting();
+        if !self.has_ripe() {
+            self.member.sent.store(false, Relaxed);
+        }
+        Some(completion(token, Operation::Send, Ok(()), length, payload))
     }
 
     fn lend(&mut self, slot: InFlight) -> Result<(), Lie> {
@@ -1062,7 +1147,7 @@ impl SendQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn push_done(&mut self, completion: Completion) {
         let first = self.done.is_empty();
         self.done.push_back(completion);
@@ -1071,7 +1156,7 @@ impl SendQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn note_awaiting(&self) {
         let awaiting = self.is_awaiting();
         if self.member.awaiting.load(Relaxed) != awaiting {
@@ -1150,6 +1235,7 @@ impl Prefix {
     }
 }
 
+#[inline(always)]
 fn span(region: u32, length: usize, offset: usize) -> [u8; SPAN_BYTES] {
     let mut bytes = [0; SPAN_BYTES];
     bytes[..4].copy_from_slice(&region.to_le_bytes());
@@ -1158,6 +1244,7 @@ fn span(region: u32, length: usize, offset: usize) -> [u8; SPAN_BYTES] {
     bytes
 }
 
+#[inline(always)]
 fn completion(
     token: u64,
     operation: Operation,

@@ -125,19 +125,19 @@ impl Vi {
     }
 
     /// Sends a message: see [`SendQueue::post_send`].
-    #[inline]
+    #[inline(always)]
     pub fn post_send(&mut self, message: Message) -> Result<(), Refused<Message>> {
         self.tx.post_send(message)
     }
 
     /// Sends a copy of `bytes`: see [`SendQueue::send_bytes`].
-    #[inline]
+    #[inline(always)]
     pub fn send_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
         self.tx.send_bytes(token, bytes)
     }
 
     /// Gives a place for the next message: see [`RecvQueue::post_recv`].
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(&mut self, receive: Receive) -> Result<(), Refused<Receive>> {
         self.rx.post_recv(receive)
     }
@@ -178,7 +178,7 @@ impl Vi {
     }
 
     /// The next completion of either half, if there is one. Does not wait.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> Option<Completion> {
         // A stream of small messages must not keep the sending half from its turn.
         self.turn = self.turn.wrapping_add(1);
@@ -187,18 +187,20 @@ impl Vi {
             if small.is_some() {
                 return small;
             }
+            let free = self.tx.poll_reference();
+            if free.is_some() {
+                return free;
+            }
         }
         self.poll_any()
     }
 
+    #[inline(never)]
     fn poll_any(&mut self) -> Option<Completion> {
         if in_forked_child() {
             return None;
         }
-        if self.tx.is_busy() {
-            self.tx.progress();
-        }
-        if let Some(done) = self.tx.take_done() {
+        if let Some(done) = self.tx.poll_any() {
             return Some(done);
         }
         if let Some(done) = self.rx.poll() {

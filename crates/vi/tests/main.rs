@@ -4,10 +4,16 @@
 #[allow(dead_code)]
 mod support;
 
+mod crash;
 mod delivery;
+mod fork;
 mod in_place;
+mod other_users;
+mod posts;
 mod queues;
+mod refusals;
 mod remote_memory;
 mod sends;
 mod sleep_wake;
+mod strangers;
 mod tokens;

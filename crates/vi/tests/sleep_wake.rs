@@ -87,16 +87,16 @@ fn rally(nic: &Nic, line: &mut Line, queue: &mut CompletionQueue, way: Waiting, 
     }
 }
 
-fn rallies(ours: Waiting, theirs: Waiting, quick: u64) {
+fn rallies(ours: Waiting, theirs: Waiting, spin: Option<Duration>, quick: u64) {
     let stage = Stage::open_for(limit());
     stage.role("partner", |stage| {
-        let nic = stage.nic();
+        let nic = stage.nic_with(|config| config.spin = spin);
         let mut queue = nic.completion_queue().unwrap();
         let mut line = Line::connect_with(&nic, "shm:rally", &ViOptions::new().queue(&queue));
         rally(&nic, &mut line, &mut queue, theirs, false, rounds(quick));
         line.vi.disconnect(PATIENCE).unwrap();
     });
-    let nic = stage.nic();
+    let nic = stage.nic_with(|config| config.spin = spin);
     let listener = nic.listen("shm:rally").unwrap();
     let partner = stage.start("partner");
     let mut queue = nic.completion_queue().unwrap();
@@ -107,17 +107,22 @@ fn rallies(ours: Waiting, theirs: Waiting, quick: u64) {
 
 #[test]
 fn no_wake_up_is_lost_between_two_who_wait_on_their_vi() {
-    rallies(Waiting::Vi, Waiting::Vi, 20_000);
+    rallies(Waiting::Vi, Waiting::Vi, None, 20_000);
 }
 
 #[test]
 fn no_wake_up_is_lost_between_two_who_wait_on_a_queue() {
-    rallies(Waiting::Queue, Waiting::Queue, 20_000);
+    rallies(Waiting::Queue, Waiting::Queue, None, 20_000);
 }
 
 #[test]
 fn no_wake_up_is_lost_between_a_descriptor_and_a_queue() {
-    rallies(Waiting::Descriptor, Waiting::Queue, 5_000);
+    rallies(Waiting::Descriptor, Waiting::Queue, None, 5_000);
+}
+
+#[test]
+fn no_wake_up_is_lost_between_two_who_never_spin() {
+    rallies(Waiting::Vi, Waiting::Queue, Some(Duration::ZERO), 20_000);
 }
 
 #[test]

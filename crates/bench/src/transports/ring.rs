@@ -150,10 +150,12 @@ impl RawRing {
         let mut into = 0;
         while into < size {
             let mut patience = Patience::default();
-            while !self.reader.ready() {
+            let head = loop {
+                if let Some(head) = self.reader.head()? {
+                    break head;
+                }
                 patience.spin()?;
-            }
-            let Some(head) = self.reader.head()? else { continue };
+            };
             let length = (head.length as usize).min(size - into);
             let target = &mut self.received.of(size)[into..into + length];
             if head.kind == Kind::Inline {

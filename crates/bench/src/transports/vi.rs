@@ -31,8 +31,8 @@ struct Interface {
     /// The queue said that the VI has something, and it was not found empty since.
     hot: bool,
     in_place: bool,
-    /// Buffers posted for sending and not back yet.
-    posted: usize,
+    /// Buffers posted for sending that the library has not copied yet.
+    uncopied: usize,
     /// Buffers to send from, by size of message; the token of a send is its size.
     frames: BTreeMap<usize, VecDeque<Buffer>>,
     /// Messages that have arrived and were not asked for yet.
@@ -58,7 +58,7 @@ impl Interface {
             spinning: link.spinning,
             hot: true,
             in_place,
-            posted: 0,
+            uncopied: 0,
             frames: BTreeMap::new(),
             arrived: VecDeque::new(),
             spare: Vec::new(),
@@ -92,6 +92,12 @@ impl Interface {
     /// copies all of it.
     fn stays(&self, size: usize) -> bool {
         self.name == Contestant::Vi.name() && size >= self.nic.config().reference_from
+    }
+
+    /// True if the library copies a posted payload of this size into its payload area.
+    #[inline]
+    fn is_copied(&self, size: usize) -> bool {
+        !self.in_place && !self.stays(size)
     }
 
     /// The next completion: what the VI has, or else what the completion queue waits for.
@@ -139,7 +145,7 @@ impl Interface {
         } else {
             let size = done.token as usize;
             if let Some(buffer) = done.into_buffer() {
-                self.posted -= 1;
+                self.uncopied -= usize::from(self.is_copied(size));
                 self.frames.entry(size).or_default().push_back(buffer);
             }
         }
@@ -191,7 +197,7 @@ impl Interface {
             frame[..line].fill(2);
         }
         let message = Message::new(size as u64).payload(frame);
-        self.posted += 1;
+        self.uncopied += usize::from(self.is_copied(size));
         self.vi.post_send(message).map_err(BenchError::library(self.name, "posting a send"))
     }
 
@@ -210,10 +216,10 @@ impl Interface {
         self.handle(done)
     }
 
-    /// Stays until everything sent is gone: nobody else moves the rest of a message that waits for
+    /// Stays until everything sent is copied: nobody else moves the rest of a message that waits for
     /// room.
     fn settle(&mut self) -> Result<(), BenchError> {
-        while self.posted > 0 {
+        while self.uncopied > 0 {
             self.give_way()?;
         }
         Ok(())

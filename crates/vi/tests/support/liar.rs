@@ -321,24 +321,22 @@ impl Liar {
         Caller::at(path).enter(Letter::honest(CONNECT), Props::honest()).expect("an honest letter is accepted")
     }
 
-    /// Answers whoever connects to `listener` by hand.
-    pub fn answer(listener: &CourierListener, change: impl FnOnce(&mut Letter, &mut Props)) -> (Courier, Letter) {
+    /// Answers whoever connects to `listener` by hand, with something changed in the answer or in
+    /// what goes with it; the connection is to be kept for as long as the other side looks at it.
+    pub fn answer_wrongly(listener: &CourierListener, change: impl FnOnce(&mut Letter, &mut Props)) -> (Caller, Props) {
         let caller = next_caller(listener);
-        caller.say(&Letter::honest(GREETING), &[]);
+        let greeting = Letter::honest(GREETING);
+        caller.say(&greeting, &[]);
         let (asked, _) = caller.hear();
         let mut props = Props::honest();
-        let mut letter = Letter {
-            pair: asked.pair,
-            serial: asked.serial,
-            first_index: asked.first_index,
-            depth: asked.depth,
-            loans: asked.loans,
-            ..Letter::honest(ACCEPT)
-        };
+        let mut letter = Letter { kind: ACCEPT, nic: greeting.nic, queue: 5, bell: 0, ..asked };
+        letter.block_offset = REGION_HEADER_BYTES as u64;
+        letter.region_bytes = Liar::REGION_BYTES as u64;
+        letter.flags = NEW_PAIR | NEW_PAGE;
         change(&mut letter, &mut props);
         props.prepare(&letter);
         caller.say(&letter, &props.descriptors);
-        (caller.courier, asked)
+        (caller, props)
     }
 
     pub fn memory(&self) -> &OwnMemory {

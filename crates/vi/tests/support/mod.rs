@@ -38,7 +38,7 @@ pub struct Stage {
     role: Option<String>,
     over: Arc<AtomicBool>,
     /// Removed at the end, by the process that made it.
-    _made: Option<tempfile::TempDir>,
+    made: Option<(tempfile::TempDir, u32)>,
 }
 
 impl Stage {
@@ -56,13 +56,13 @@ impl Stage {
         if role.is_some() {
             die_with_parent();
             let place = PathBuf::from(std::env::var_os(PLACE).expect("a role has a stage"));
-            return Stage { place, test, role, over, _made: None };
+            return Stage { place, test, role, over, made: None };
         }
         let made = tempfile::Builder::new().prefix("hw").tempdir().expect("a temporary directory");
         let place = made.path().to_owned();
         std::fs::DirBuilder::new().mode(0o700).create(place.join("run")).expect("the runtime directory");
         std::fs::create_dir(place.join("marks")).expect("the directory of marks");
-        Stage { place, test, role: None, over, _made: Some(made) }
+        Stage { place, test, role: None, over, made: Some((made, std::process::id())) }
     }
 
     /// What the process named `name` does. Returns at once in every other process.
@@ -158,11 +158,34 @@ impl Stage {
         let mark = self.place.join("marks").join(what);
         until(&format!("the mark {what:?}"), || mark.exists());
     }
+
+    /// True if a process has marked `what`.
+    pub fn is_marked(&self, what: &str) -> bool {
+        self.place.join("marks").join(what).exists()
+    }
+
+    /// Waits until a process has marked something that begins so; the rest of it.
+    pub fn await_mark_after(&self, beginning: &str) -> String {
+        let mut rest = None;
+        until(&format!("a mark {beginning:?}…"), || {
+            let marks = std::fs::read_dir(self.place.join("marks")).expect("the marks");
+            let mut names = marks.filter_map(|mark| mark.ok()?.file_name().into_string().ok());
+            rest = names.find_map(|name| name.strip_prefix(beginning).map(str::to_owned));
+            rest.is_some()
+        });
+        rest.expect("just found")
+    }
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
+        // A forked child has this value too, and must leave the directory to its parent.
+        if let Some((made, maker)) = self.made.take()
+            && maker != std::process::id()
+        {
+            std::mem::forget(made);
+        }
     }
 }
 

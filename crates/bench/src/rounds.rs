@@ -1,0 +1,388 @@
+//! How a run goes: rounds of trials, interleaved, until the time is used up.
+//!
+//! ```text
+//! set-up     start the second process, let every contestant meet its other end
+//! calibrate  each contestant at each size: how many messages make a trial of fitting length?
+//! rounds     for each size, one heat: every contestant once, in an order drawn anew
+//! select     rows from one state of the machine (`stats`)
+//! ```
+
+use crate::contest::{Burst, Contest, Start, WARM_AREA_BYTES};
+use crate::outsiders::Outsiders;
+use crate::pair::Pair;
+use crate::progress::Progress;
+use crate::report::bytes_label;
+use crate::stats::{Measure, Trial, median, select};
+use crate::transports::{Contestant, Exercise};
+use crate::{Bench, BenchError, Machine, Options, Report, State};
+use std::time::{Duration, Instant};
+
+/// Runs a benchmark whose contestants are transports.
+pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
+    let mut record = Record::new(options, began);
+    let pair = Pair::start(options.one_core)?;
+    record.note_place(&pair);
+    let spinning = pair.link.spinning;
+    let contestants = entrants(options, spinning, &mut record.notes);
+    if contestants.is_empty() {
+        return Err(BenchError::NobodyLeft);
+    }
+    let mut contest = Contest::open(pair);
+    let size_max = options.sizes_or_default().into_iter().max().unwrap_or(1);
+    for contestant in &contestants {
+        contest.admit(*contestant, size_max)?;
+    }
+    let progress = Progress::new(options, began);
+    progress.say("calibrating");
+    let mut cards = programme(&mut contest, &contestants, &mut record)?;
+    let mut outsiders = Outsiders::new(options, contest.pair.cpus, spinning, &mut record.notes);
+    rounds(&mut contest, &mut cards, &mut outsiders, &mut record, &progress)?;
+    progress.done();
+    record.notes.extend(outsiders.notes());
+    let trace = match options.bench {
+        Bench::Pipelining => crate::pipelining::trace(&mut contest, &contestants)?,
+        _ => None,
+    };
+    drop(contest);
+    Ok(Report { trace, ..record.report()? })
+}
+
+/// All contestants at one size.
+struct Card {
+    exercise: Exercise,
+    size: usize,
+    starts: Vec<Start>,
+    longest: Duration,
+}
+
+/// Everything that is to be measured, in the order of a round.
+fn programme(
+    contest: &mut Contest,
+    contestants: &[Contestant],
+    record: &mut Record<'_>,
+) -> Result<Vec<Card>, BenchError> {
+    let options = record.options;
+    let mut cards = Vec::new();
+    let mut left_out = Vec::new();
+    for exercise in options.bench.exercises() {
+        for size in options.sizes_or_default() {
+            if record.began.elapsed().as_secs_f64() < options.seconds * CALIBRATION_PART_MAX {
+                cards.push(calibrate(contest, contestants, *exercise, size)?);
+            } else {
+                left_out.push(bytes_label(size as u64));
+            }
+        }
+    }
+    if !left_out.is_empty() {
+        record.notes.push(format!("left out, since {} seconds are too few: {}", options.seconds, left_out.join(", ")));
+    }
+    Ok(cards)
+}
+
+fn rounds(
+    contest: &mut Contest,
+    cards: &mut [Card],
+    outsiders: &mut Outsiders,
+    record: &mut Record<'_>,
+    progress: &Progress,
+) -> Result<(), BenchError> {
+    let mut random = Shuffle::new();
+    for round in 0.. {
+        if cards.is_empty() {
+            break;
+        }
+        for card in &mut *cards {
+            if !record.wait_for_state(contest, progress)? || Instant::now() + card.longest > record.deadline {
+                return Ok(());
+            }
+            let clock = Instant::now();
+            random.shuffle(&mut card.starts);
+            let bursts = contest.heat(&card.starts)?;
+            for (start, burst) in card.starts.iter().zip(&bursts) {
+                record.note_burst(round, start, burst);
+            }
+            card.longest = card.longest.max(clock.elapsed());
+            outsiders.take_part(contest, round, card.exercise, card.size, record)?;
+            progress.step(round, bursts.last().map_or(State::Disturbed, |burst| burst.state));
+        }
+    }
+    Ok(())
+}
+
+/// What a run has found so far.
+pub(crate) struct Record<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) began: Instant,
+    /// When the last trial must have ended.
+    pub(crate) deadline: Instant,
+    pub(crate) trials: Vec<Trial>,
+    pub(crate) notes: Vec<String>,
+    machine: Machine,
+    spinning: bool,
+    crossings: Vec<(State, f64)>,
+    last_crossing: f64,
+}
+
+impl<'a> Record<'a> {
+    pub(crate) fn new(options: &'a Options, began: Instant) -> Record<'a> {
+        let measured = (options.seconds - TIME_FOR_THE_END).max(0.1);
+        Record {
+            options,
+            began,
+            deadline: began + Duration::from_secs_f64(measured),
+            trials: Vec::new(),
+            notes: Vec::new(),
+            // Before the processes are put on their CPUs, to see all that are allowed.
+            machine: Machine::this(highwire_mem::cpus_allowed(), (0, 0)),
+            spinning: false,
+            crossings: Vec::new(),
+            last_crossing: 0.0,
+        }
+    }
+
+    /// Where the two processes run.
+    pub(crate) fn note_place(&mut self, pair: &Pair) {
+        self.machine.cpus_used = pair.cpus;
+        self.spinning = pair.link.spinning;
+        if !self.spinning && !self.options.one_core {
+            let note = "only one CPU is allowed to this process: both processes run on it, as with --one-core";
+            self.notes.push(note.to_owned());
+        }
+    }
+
+    /// The state that was asked for, where there are states.
+    fn wanted(&self) -> Option<State> {
+        self.options.state.filter(|_| self.spinning)
+    }
+
+    /// Waits until the machine is in the state wanted; false when the time is up.
+    pub(crate) fn wait_for_state(&mut self, contest: &mut Contest, progress: &Progress) -> Result<bool, BenchError> {
+        let Some(wanted) = self.wanted() else { return Ok(true) };
+        loop {
+            self.last_crossing = contest.probe()?;
+            if State::of_crossing(self.last_crossing) == wanted {
+                return Ok(true);
+            }
+            if Instant::now() + WAIT_FOR_STATE > self.deadline {
+                return Ok(false);
+            }
+            progress.say(&format!("waiting for {wanted}, now {:.0} ns", self.last_crossing));
+            std::thread::sleep(WAIT_FOR_STATE);
+        }
+    }
+
+    fn note_burst(&mut self, round: u32, start: &Start, burst: &Burst) {
+        let Start { contestant, exercise, size, count } = *start;
+        let figures = self.options.bench.figures(exercise, size, count, burst.nanoseconds);
+        self.note_crossings(burst);
+        self.trials.extend(figures.into_iter().map(|(measure, value)| Trial {
+            round,
+            contestant: contestant.name(),
+            measure,
+            size: size as u64,
+            value,
+            state: burst.state,
+            preempted: burst.preempted,
+        }));
+    }
+
+    pub(crate) fn note_crossings(&mut self, burst: &Burst) {
+        self.crossings.push((burst.state, (burst.before_ns + burst.after_ns) / 2.0));
+        self.last_crossing = burst.after_ns;
+    }
+
+    /// The rows, and what is needed to judge them.
+    pub(crate) fn report(mut self) -> Result<Report, BenchError> {
+        let seconds = self.options.seconds;
+        let wanted = self.wanted();
+        let Some(selection) = select(&self.trials, wanted) else {
+            return Err(match wanted {
+                Some(wanted) => BenchError::StateNeverSeen { wanted, seconds, last_ns: self.last_crossing },
+                None => BenchError::TooShort { seconds },
+            });
+        };
+        if selection.state == State::Disturbed {
+            let note = "THE MACHINE WAS NEVER AT REST: every round was disturbed, and the figures mean little";
+            self.notes.push(note.to_owned());
+        }
+        if !selection.disturbed.is_empty() {
+            let rows: Vec<String> =
+                selection.disturbed.iter().map(|(name, size)| format!("{name} at {}", bytes_label(*size))).collect();
+            self.notes.push(format!("something else ran during nearly every trial of {}", rows.join(", ")));
+        }
+        let of_state = |(state, crossing): &(State, f64)| (*state == selection.state).then_some(*crossing);
+        let crossings: Vec<f64> = self.crossings.iter().filter_map(of_state).collect();
+        Ok(Report {
+            bench: self.options.bench.name().to_owned(),
+            command: self.options.command.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: self.machine,
+            state: selection.state,
+            crossing_ns: (self.spinning && !crossings.is_empty()).then(|| median(&crossings)),
+            rounds: selection.rounds,
+            seconds: self.began.elapsed().as_secs_f64(),
+            notes: self.notes,
+            rows: selection.rows,
+            trace: None,
+        })
+    }
+}
+
+/// Who takes part: those chosen, less those who would only spin on a single CPU.
+fn entrants(options: &Options, spinning: bool, notes: &mut Vec<String>) -> Vec<Contestant> {
+    let chosen = options.contestants_or_default();
+    let (can, cannot): (Vec<_>, Vec<_>) =
+        chosen.into_iter().partition(|contestant| spinning || !contestant.only_spins());
+    if !cannot.is_empty() {
+        let names: Vec<&str> = cannot.into_iter().map(Contestant::name).collect();
+        notes.push(format!("left out, since two processes cannot spin on one CPU: {}", names.join(", ")));
+    }
+    can
+}
+
+/// Finds how many messages make a trial of fitting length, and warms everything up.
+fn calibrate(
+    contest: &mut Contest,
+    contestants: &[Contestant],
+    exercise: Exercise,
+    size: usize,
+) -> Result<Card, BenchError> {
+    let first = match exercise {
+        Exercise::PingPong => 4,
+        Exercise::Stream => (WARM_AREA_BYTES / size).clamp(4, 500),
+    };
+    let start = |contestant| Start { contestant, exercise, size, count: first };
+    let mut starts: Vec<Start> = contestants.iter().copied().map(start).collect();
+    let clock = Instant::now();
+    contest.heat(&starts)?;
+    let bursts = contest.heat(&starts)?;
+    let warm = clock.elapsed();
+    let mut expected = Duration::ZERO;
+    for (start, burst) in starts.iter_mut().zip(bursts) {
+        let each = burst.nanoseconds / start.count as f64;
+        start.count = messages(start.contestant, exercise, size, each);
+        expected += Duration::from_nanos((each * start.count as f64) as u64);
+    }
+    Ok(Card { exercise, size, starts, longest: expected.max(warm / 2) })
+}
+
+/// How many messages, each taking so long in a first try, a trial has.
+fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f64) -> usize {
+    match exercise {
+        Exercise::PingPong => {
+            let least = if size > 16 << 10 { 4 } else { 16 };
+            ((PING_PONG_NS / each_ns.max(1.0)) as usize).clamp(least, 2000)
+        }
+        Exercise::Stream => {
+            // Long against the payload area that can be filled at once, or one side of a copy would
+            // be measured; short enough that all of it stays in the caches.
+            let fitting = (STREAM_BYTES / size).max(16);
+            let most = if contestant == Contestant::ViReferenced { STREAM_MESSAGES_MAX } else { fitting };
+            let least = fitting.min(STREAM_MESSAGES_LEAST);
+            ((STREAM_NS / each_ns.max(1.0)) as usize).clamp(least, most.min(STREAM_MESSAGES_MAX))
+        }
+    }
+}
+
+impl Bench {
+    pub(crate) fn exercises(self) -> &'static [Exercise] {
+        match self {
+            Bench::Latency | Bench::Connections => &[Exercise::PingPong],
+            Bench::Bandwidth => &[Exercise::Stream],
+            Bench::Pipelining => &[Exercise::PingPong, Exercise::Stream],
+        }
+    }
+
+    /// What a burst of `count` messages in so many nanoseconds says.
+    pub(crate) fn figures(
+        self,
+        exercise: Exercise,
+        size: usize,
+        count: usize,
+        nanoseconds: f64,
+    ) -> Vec<(Measure, f64)> {
+        let count = count as f64;
+        let bandwidth = (Measure::BandwidthGbS, size as f64 * count / nanoseconds);
+        match (exercise, self) {
+            (Exercise::PingPong, _) => vec![(Measure::LatencyNs, nanoseconds / count / 2.0)],
+            (Exercise::Stream, Bench::Pipelining) => vec![bandwidth],
+            (Exercise::Stream, _) => vec![bandwidth, (Measure::MessagesPerS, count * 1e9 / nanoseconds)],
+        }
+    }
+}
+
+/// An order drawn anew for each round, so that nobody always follows the same one.
+pub(crate) struct Shuffle(pub(crate) u64);
+
+impl Shuffle {
+    pub(crate) fn new() -> Shuffle {
+        Shuffle(0x9e37_79b9_7f4a_7c15 ^ u64::from(std::process::id()))
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, (self.next() % (last as u64 + 1)) as usize);
+        }
+    }
+}
+
+/// Seconds kept back for the trace, the rows and the report.
+const TIME_FOR_THE_END: f64 = 0.2;
+/// The part of the time that calibration may take.
+const CALIBRATION_PART_MAX: f64 = 0.4;
+const WAIT_FOR_STATE: Duration = Duration::from_millis(20);
+
+const PING_PONG_NS: f64 = 300_000.0;
+const STREAM_NS: f64 = 800_000.0;
+const STREAM_BYTES: usize = 8 << 20;
+const STREAM_MESSAGES_LEAST: usize = 256;
+const STREAM_MESSAGES_MAX: usize = 50_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trials_are_long_enough_and_not_too_long() {
+        let ring = |exercise, size, each| messages(Contestant::RawRing, exercise, size, each);
+        assert_eq!(ring(Exercise::PingPong, 4, 110.0), 2000);
+        assert_eq!(ring(Exercise::PingPong, 4, 50_000.0), 16);
+        assert_eq!(ring(Exercise::PingPong, 1 << 20, 1e9), 4);
+        assert_eq!(ring(Exercise::Stream, 32 << 10, 1e9), 256);
+        assert_eq!(ring(Exercise::Stream, 32 << 10, 1.0), 256);
+        assert_eq!(ring(Exercise::Stream, 1 << 20, 1e9), 16);
+        assert_eq!(ring(Exercise::Stream, 4, 1.0), 50_000);
+        // Who copies nothing must send many to be measured at all.
+        assert_eq!(messages(Contestant::ViReferenced, Exercise::Stream, 1 << 20, 40.0), 20_000);
+    }
+
+    #[test]
+    fn a_burst_says_what_its_bench_asks() {
+        let latency = Bench::Latency.figures(Exercise::PingPong, 4, 100, 11_200.0);
+        assert_eq!(latency, [(Measure::LatencyNs, 56.0)]);
+        let bandwidth = Bench::Bandwidth.figures(Exercise::Stream, 1000, 10, 5000.0);
+        assert_eq!(bandwidth, [(Measure::BandwidthGbS, 2.0), (Measure::MessagesPerS, 2e6)]);
+        assert_eq!(Bench::Pipelining.figures(Exercise::Stream, 1000, 10, 5000.0).len(), 1);
+    }
+
+    #[test]
+    fn every_order_comes_and_nobody_is_lost() {
+        let mut random = Shuffle(7);
+        let mut firsts = [0; 4];
+        for _ in 0..4000 {
+            let mut items = [0, 1, 2, 3];
+            random.shuffle(&mut items);
+            firsts[items[0]] += 1;
+            items.sort_unstable();
+            assert_eq!(items, [0, 1, 2, 3]);
+        }
+        assert!(firsts.iter().all(|count| (800..1200).contains(count)), "{firsts:?}");
+    }
+}
