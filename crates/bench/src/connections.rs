@@ -3,7 +3,7 @@
 
 use crate::contest::{Burst, Command, Contest};
 use crate::machine::kilobytes;
-use crate::pair::{Link, Pair, Patience, Role};
+use crate::pair::{Link, PATIENCE, Pair, Patience, Role};
 use crate::progress::Progress;
 use crate::rounds::{Record, Shuffle};
 use crate::stats::{Measure, Row, Trial};
@@ -94,7 +94,7 @@ impl Crowd {
             let ready = if self.spinning {
                 self.queue.poll()
             } else {
-                Some(self.queue.wait(TIMEOUT).map_err(BenchError::library(NAME, "waiting"))?)
+                Some(self.queue.wait(PATIENCE).map_err(BenchError::library(NAME, "waiting"))?)
             };
             match ready.and_then(|id| self.by_id.get(&id).copied()) {
                 Some(place) => self.drain(place)?,
@@ -244,7 +244,6 @@ fn memory_bytes(pair: &Pair) -> Result<f64, BenchError> {
 }
 
 const NAME: &str = Contestant::Vi.name();
-const TIMEOUT: Duration = Duration::from_secs(5);
 const MESSAGE_BYTES: usize = 4;
 const BUFFER_BYTES: usize = 64;
 /// Round trips of a trial.

@@ -85,15 +85,15 @@ fn lines(
         return Ok(());
     }
 
-    // Half a place to the left and right of the first and last size, in tenths of a place.
+    // In tenths of a place: half a place before the first size, and room for the names after the last.
     let last = sizes.len() as i32 - 1;
+    let end = last * 12 + 8;
     let mut chart = ChartBuilder::on(sheet)
         .caption(caption, ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(80)
-        .right_y_label_area_size(20)
-        .build_cartesian_2d(-5..last * 10 + 5, (low / 1.3..high * 1.3).log_scale())?;
+        .build_cartesian_2d(-5..end, (low / 1.3..high * 1.3).log_scale())?;
     chart
         .configure_mesh()
         .x_labels((last as usize + 2) * 2)
@@ -120,11 +120,7 @@ fn lines(
     }
     chart
         .configure_series_labels()
-        .position(if measure.less_is_better() {
-            SeriesLabelPosition::UpperLeft
-        } else {
-            SeriesLabelPosition::LowerRight
-        })
+        .position(SeriesLabelPosition::MiddleRight)
         .background_style(WHITE.mix(0.85))
         .border_style(BLACK.mix(0.3))
         .label_font(("sans-serif", 13))

@@ -276,9 +276,14 @@ fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f6
         Exercise::Stream => {
             // Long against the payload area that can be filled at once, or one side of a copy would
             // be measured; short enough that all of it stays in the caches.
-            let fitting = (STREAM_BYTES / size).max(16);
-            let most = if contestant == Contestant::ViReferenced { STREAM_MESSAGES_MAX } else { fitting };
-            let least = fitting.min(STREAM_MESSAGES_LEAST);
+            let fitting = (STREAM_BYTES / size).max(4);
+            let most = match contestant {
+                Contestant::ViReferenced => STREAM_MESSAGES_MAX,
+                // Each message is another frame: no more of them than a payload area has bytes.
+                Contestant::Vi => (WARM_AREA_BYTES / size).max(4),
+                _ => fitting,
+            };
+            let least = most.min(STREAM_MESSAGES_LEAST);
             ((STREAM_NS / each_ns.max(1.0)) as usize).clamp(least, most.min(STREAM_MESSAGES_MAX))
         }
     }
@@ -357,7 +362,8 @@ mod tests {
         assert_eq!(ring(Exercise::PingPong, 1 << 20, 1e9), 4);
         assert_eq!(ring(Exercise::Stream, 32 << 10, 1e9), 256);
         assert_eq!(ring(Exercise::Stream, 32 << 10, 1.0), 256);
-        assert_eq!(ring(Exercise::Stream, 1 << 20, 1e9), 16);
+        assert_eq!(ring(Exercise::Stream, 1 << 20, 1e9), 8);
+        assert_eq!(messages(Contestant::Vi, Exercise::Stream, 1 << 20, 1e9), 4);
         assert_eq!(ring(Exercise::Stream, 4, 1.0), 50_000);
         // Who copies nothing must send many to be measured at all.
         assert_eq!(messages(Contestant::ViReferenced, Exercise::Stream, 1 << 20, 40.0), 20_000);

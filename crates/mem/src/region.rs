@@ -390,7 +390,7 @@ impl Region {
         }
         slices.insert(start, range.end);
         drop(taken);
-        Ok(Buffer { region: self.inner.clone(), start, len, capacity: len })
+        Ok(Buffer::new(self.inner.clone(), start, len))
     }
 
     pub(crate) fn frame(&self) -> Option<Buffer> {
@@ -398,7 +398,7 @@ impl Region {
         let Taken::Frames { size, free } = &mut *taken else { return None };
         let (start, len) = (free.pop()?, *size);
         drop(taken);
-        Some(Buffer { region: self.inner.clone(), start, len, capacity: len })
+        Some(Buffer::new(self.inner.clone(), start, len))
     }
 
     pub(crate) fn frames_free(&self) -> usize {
@@ -453,7 +453,13 @@ impl Inner {
 
 /// A piece of registered memory that belongs to whoever has this value, and to nobody else. It goes
 /// into a descriptor by value and comes back with the completion.
+///
+/// It is one pointer wide, so that passing it through descriptors and completions costs nothing.
 pub struct Buffer {
+    place: Box<Place>,
+}
+
+struct Place {
     region: Arc<Inner>,
     start: usize,
     len: usize,
@@ -461,50 +467,54 @@ pub struct Buffer {
 }
 
 impl Buffer {
+    fn new(region: Arc<Inner>, start: usize, len: usize) -> Buffer {
+        Buffer { place: Box::new(Place { region, start, len, capacity: len }) }
+    }
+
     /// The region it is a piece of.
     pub fn region(&self) -> Region {
-        Region { inner: self.region.clone() }
+        Region { inner: self.place.region.clone() }
     }
 
     /// Number of that region in this process.
     #[inline]
     pub fn region_id(&self) -> u32 {
-        self.region.id
+        self.place.region.id
     }
 
     /// The region's protection tag.
     #[inline]
     pub fn tag(&self) -> Tag {
-        self.region.tag
+        self.place.region.tag
     }
 
     /// True if it can be sent from: false for a region that is yet to be frozen.
     #[inline]
     pub fn is_sendable(&self) -> bool {
-        !self.region.freezable
+        !self.place.region.freezable
     }
 
     /// Offset in the region.
     #[inline]
     pub fn offset(&self) -> usize {
-        self.start
+        self.place.start
     }
 
     /// Bytes it had when it was handed out.
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.place.capacity
     }
 
     /// Shows only the first `len` bytes, or more of them again, up to the capacity.
     pub fn set_len(&mut self, len: usize) {
-        assert!(len <= self.capacity, "a buffer of {} bytes cannot have {len}", self.capacity);
-        self.len = len;
+        assert!(len <= self.place.capacity, "a buffer of {} bytes cannot have {len}", self.place.capacity);
+        self.place.len = len;
     }
 
     /// Asks the cache for its first line, to be written: a peer has read it last.
     #[inline]
     pub fn prefetch_to_write(&self) {
-        sys::prefetch_to_write(&self.region.view, self.start);
+        sys::prefetch_to_write(&self.place.region.view, self.place.start);
     }
 
     /// Makes it read-only and counted, so that several messages can carry it at once.
@@ -517,36 +527,36 @@ impl Deref for Buffer {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        let pointer = self.region.view.pointer(self.start, self.len);
+        let pointer = self.place.region.view.pointer(self.place.start, self.place.len);
         // SAFETY: inside the mapping; the range is handed out once, peers can only read it (the
         // future-write seal), and remote operations never name it while we have it.
-        unsafe { std::slice::from_raw_parts(pointer, self.len) }
+        unsafe { std::slice::from_raw_parts(pointer, self.place.len) }
     }
 }
 
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        let pointer = self.region.view.pointer(self.start, self.len);
+        let pointer = self.place.region.view.pointer(self.place.start, self.place.len);
         // SAFETY: as in `deref`, and we are borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(pointer, self.len) }
+        unsafe { std::slice::from_raw_parts_mut(pointer, self.place.len) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match &mut *self.region.lock() {
+        match &mut *self.place.region.lock() {
             Taken::Slices(slices) => {
-                slices.remove(&self.start);
+                slices.remove(&self.place.start);
             }
-            Taken::Frames { free, .. } => free.push(self.start),
+            Taken::Frames { free, .. } => free.push(self.place.start),
         }
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} bytes at {} of region {})", self.len, self.start, self.region.id)
+        write!(f, "Buffer({} bytes at {} of region {})", self.place.len, self.place.start, self.place.region.id)
     }
 }
 

@@ -13,9 +13,7 @@
 //!    once where the slot asked for it.
 
 use crate::bell::Attention;
-use crate::layout::{
-    Block, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LENGTH_AT, SLOT_BYTES,
-};
+use crate::layout::{Block, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LENGTH_AT, SLOT_BYTES};
 use crate::memory::{OwnMemory, PeerMemory};
 use crate::sync::{Ordering, writer_fence, writers_fence};
 use std::sync::Arc;

@@ -118,14 +118,7 @@ impl Message {
     /// An empty message; `token` is yours, and comes back with the completion.
     #[inline(always)]
     pub fn new(token: u64) -> Message {
-        Message {
-            token,
-            control: Control::EMPTY,
-            control_given: 0,
-            immediate: 0,
-            path: None,
-            payload: Payload::None,
-        }
+        Message { token, control: Control::EMPTY, control_given: 0, immediate: 0, path: None, payload: Payload::None }
     }
 
     /// Up to 128 bytes beside the payload.
@@ -149,12 +142,13 @@ impl Message {
     /// Adds a piece of payload; pieces go in the order they are added.
     #[must_use]
     #[inline(always)]
-    pub fn payload(mut self, buffer: Buffer) -> Message {
-        if matches!(self.payload, Payload::None) {
-            self.payload = Payload::Buffer(buffer);
-            return self;
-        }
-        self.segment(Segment::Buffer(buffer))
+    pub fn payload(self, buffer: Buffer) -> Message {
+        let Message { token, control, control_given, immediate, path, payload } = self;
+        let payload = match payload {
+            Payload::None => Payload::Buffer(buffer),
+            some => some.and(Segment::Buffer(buffer)),
+        };
+        Message { token, control, control_given, immediate, path, payload }
     }
 
     /// Adds a piece of payload that other messages may carry too.
@@ -176,9 +170,7 @@ impl Message {
     }
 
     fn segment(mut self, segment: Segment) -> Message {
-        let mut segments = self.payload.into_segments();
-        segments.push(segment);
-        self.payload = Payload::Segments(segments);
+        self.payload = self.payload.and(segment);
         self
     }
 
@@ -225,14 +217,14 @@ impl Receive {
     #[must_use]
     #[expect(clippy::should_implement_trait, reason = "reads as it should: receive into a buffer")]
     #[inline(always)]
-    pub fn into(mut self, buffer: Buffer) -> Receive {
-        if matches!(self.target, Target::Nowhere) {
-            self.target = Target::Buffer(buffer);
-            return self;
+    pub fn into(self, buffer: Buffer) -> Receive {
+        match self {
+            Receive { token, target: Target::Nowhere } => Receive { token, target: Target::Buffer(buffer) },
+            some => some.and_into(buffer),
         }
-        self.and_into(buffer)
     }
 
+    #[cold]
     fn and_into(mut self, buffer: Buffer) -> Receive {
         self.target = match self.target {
             Target::Nowhere | Target::InPlace => Target::Buffer(buffer),
@@ -248,9 +240,8 @@ impl Receive {
     /// The payload stays in the sender's memory and is read there.
     #[must_use]
     #[inline(always)]
-    pub fn in_place(mut self) -> Receive {
-        self.target = Target::InPlace;
-        self
+    pub fn in_place(self) -> Receive {
+        Receive { token: self.token, target: Target::InPlace }
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -341,7 +332,7 @@ pub enum Payload {
     /// One buffer.
     Buffer(Buffer),
     /// Several pieces.
-    Segments(Vec<Segment>),
+    Segments(Box<[Segment]>),
     /// A message that stays where its sender put it.
     InPlace(InPlace),
 }
@@ -351,8 +342,16 @@ impl Payload {
         match self {
             Payload::None | Payload::InPlace(_) => Vec::new(),
             Payload::Buffer(buffer) => vec![Segment::Buffer(buffer)],
-            Payload::Segments(segments) => segments,
+            Payload::Segments(segments) => segments.into_vec(),
         }
+    }
+
+    /// This and one more piece.
+    #[cold]
+    fn and(self, segment: Segment) -> Payload {
+        let mut segments = self.into_segments();
+        segments.push(segment);
+        Payload::Segments(segments.into())
     }
 
     #[cold]
@@ -393,8 +392,8 @@ pub struct Completion {
     pub payload: Payload,
 }
 
-// Completions move through queues and returns by value: within 128 bytes that is done in registers.
-const _: () = assert!(size_of::<Completion>() <= 128);
+// Completions move through queues and returns by value, so they are kept small.
+const _: () = assert!(size_of::<Completion>() <= 96);
 
 impl Completion {
     /// For a receive that was expected by token, which.
@@ -450,13 +449,20 @@ impl Returns {
 /// A received payload that is still in its sender's memory. The sender may change it at any time
 /// unless it is frozen. Give it back with [`crate::RecvQueue::release`]; one that is only dropped
 /// goes back when the queue is polled next.
+///
+/// It is one pointer wide; those given back are used again.
 #[derive(Debug)]
 pub struct InPlace {
-    pub(crate) first: Option<PeerBytes>,
-    pub(crate) extra: Option<Box<Extra>>,
+    pub(crate) parts: Box<InPlaceParts>,
+}
+
+#[derive(Debug)]
+pub(crate) struct InPlaceParts {
+    pub first: Option<PeerBytes>,
+    pub extra: Option<Box<Extra>>,
     /// The slot that is held, until it is given back.
-    pub(crate) slot: Option<u64>,
-    pub(crate) returns: Option<Arc<Returns>>,
+    pub slot: Option<u64>,
+    pub returns: Option<Arc<Returns>>,
 }
 
 /// What few payloads have.
@@ -471,24 +477,28 @@ pub(crate) struct Extra {
 impl InPlace {
     pub(crate) fn copied(bytes: Vec<u8>) -> InPlace {
         let extra = Extra { copied: bytes, ..Extra::default() };
-        InPlace { first: None, extra: Some(Box::new(extra)), slot: None, returns: None }
+        InPlace::new(InPlaceParts { first: None, extra: Some(Box::new(extra)), slot: None, returns: None })
+    }
+
+    pub(crate) fn new(parts: InPlaceParts) -> InPlace {
+        InPlace { parts: Box::new(parts) }
     }
 
     /// The pieces, in order; none if the payload was so small that it was copied.
     pub fn spans(&self) -> impl Iterator<Item = &PeerBytes> {
-        self.first.iter().chain(self.extra.iter().flat_map(|extra| &extra.rest))
+        self.parts.first.iter().chain(self.parts.extra.iter().flat_map(|extra| &extra.rest))
     }
 
     fn copied_bytes(&self) -> &[u8] {
-        self.extra.as_ref().map_or(&[], |extra| &extra.copied)
+        self.parts.extra.as_ref().map_or(&[], |extra| &extra.copied)
     }
 
     /// Bytes in all.
     #[inline]
     pub fn len(&self) -> usize {
-        let first = self.first.as_ref().map_or(0, PeerBytes::len);
+        let first = self.parts.first.as_ref().map_or(0, PeerBytes::len);
         let extra = |extra: &Extra| extra.copied.len() + extra.rest.iter().map(PeerBytes::len).sum::<usize>();
-        first + self.extra.as_deref().map_or(0, extra)
+        first + self.parts.extra.as_deref().map_or(0, extra)
     }
 
     /// True for an empty payload.
@@ -530,15 +540,15 @@ impl InPlace {
 
     /// The whole payload as a slice, where nobody can change it: frozen, or copied.
     pub fn as_slice(&self) -> Option<&[u8]> {
-        let Some(first) = &self.first else { return Some(self.copied_bytes()) };
-        let (region, offset) = self.extra.as_ref()?.frozen.as_ref()?;
+        let Some(first) = &self.parts.first else { return Some(self.copied_bytes()) };
+        let (region, offset) = self.parts.extra.as_ref()?.frozen.as_ref()?;
         region.frozen_bytes(*offset, first.len())
     }
 }
 
 impl Drop for InPlace {
     fn drop(&mut self) {
-        if let (Some(slot), Some(returns)) = (self.slot, &self.returns) {
+        if let (Some(slot), Some(returns)) = (self.parts.slot, &self.parts.returns) {
             returns.put(slot);
         }
     }

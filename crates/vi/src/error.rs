@@ -58,7 +58,9 @@ pub enum RuntimeDirError {
     #[error("{0:?} is not a directory; remove it or set HIGHWIRE_RUNTIME_DIR to a directory of yours")]
     NotDirectory(PathBuf),
     /// It belongs to somebody else.
-    #[error("the runtime directory {path:?} belongs to user {owner}, not to user {user}; set HIGHWIRE_RUNTIME_DIR to a directory of yours")]
+    #[error(
+        "the runtime directory {path:?} belongs to user {owner}, not to user {user}; set HIGHWIRE_RUNTIME_DIR to a directory of yours"
+    )]
     NotOurs {
         /// The directory.
         path: PathBuf,

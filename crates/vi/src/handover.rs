@@ -44,7 +44,8 @@ struct BellLease {
 impl BellLease {
     fn take(queue: &Arc<QueueShared>, uid: u32) -> Result<BellLease, ConnectError> {
         let home = queue.home(uid)?;
-        let index = home.take_index().ok_or(ConnectError::NoRoom("a completion queue watches at most 4096 VIs of a user"))?;
+        let index =
+            home.take_index().ok_or(ConnectError::NoRoom("a completion queue watches at most 4096 VIs of a user"))?;
         Ok(BellLease { queue: queue.clone(), home, index: Some(index) })
     }
 

@@ -43,7 +43,12 @@ struct HalfOpen {
 }
 
 impl Listener {
-    pub(crate) fn bind(nic: Arc<NicInner>, address: &str, path: PathBuf, allow: Allow) -> Result<Listener, ListenError> {
+    pub(crate) fn bind(
+        nic: Arc<NicInner>,
+        address: &str,
+        path: PathBuf,
+        allow: Allow,
+    ) -> Result<Listener, ListenError> {
         let failed = |source: io::Error| ListenError::Io { path: path.clone(), source };
         let lock_path = path.with_added_extension("lock");
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -159,7 +164,8 @@ impl Listener {
         }
         // With half-open connections about, look again in time to forget the slow ones.
         let left = if couriers.is_empty() { left } else { left.min(REQUEST_TIMEOUT / 4) };
-        let left = rustix::time::Timespec::try_from(left).unwrap_or(rustix::time::Timespec { tv_sec: 3600, tv_nsec: 0 });
+        let left =
+            rustix::time::Timespec::try_from(left).unwrap_or(rustix::time::Timespec { tv_sec: 3600, tv_nsec: 0 });
         match rustix::event::poll(&mut polled, Some(&left)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(AcceptError::Socket(errno.into())),

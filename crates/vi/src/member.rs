@@ -8,9 +8,9 @@ use crate::vi::ViId;
 use highwire_mem::{
     Attention, BellIndex, Block, CreditWatch, ReleaseWatch, SlotWatch, current_cpu, in_forked_child, light_barrier,
 };
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 
 /// How a side stands to a connection, in the two low bits of its block's state word; the serial of
 /// the connection is above them, so that a block's next use is not taken for this one.

@@ -222,7 +222,14 @@ impl Peer {
         find().or_else(|| self.read_news().then(find).flatten()).ok_or(Lie::UnknownRegion { region })
     }
 
-    fn give(&self, region: u32, kind: RegionKind, tag: Tag, bytes: usize, fd: BorrowedFd<'_>) -> Result<(), GrantError> {
+    fn give(
+        &self,
+        region: u32,
+        kind: RegionKind,
+        tag: Tag,
+        bytes: usize,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(), GrantError> {
         let mut given = lock(&self.given);
         if given.contains(&region) {
             return Ok(());

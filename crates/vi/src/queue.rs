@@ -186,11 +186,20 @@ impl CompletionQueue {
             // With many members the attention stands all the time.
             let few = self.many.is_none();
             let version = self.version;
-            let slept = shared.sleep(&homes, Some(left), |asleep| if few { announce(asleep) }, || {
-                let found = self.poll().map(Some);
-                // A member that joined in between was not asked to ring.
-                found.or_else(|| (self.version != version).then_some(None))
-            });
+            let slept = shared.sleep(
+                &homes,
+                Some(left),
+                |asleep| {
+                    if few {
+                        announce(asleep)
+                    }
+                },
+                || {
+                    let found = self.poll().map(Some);
+                    // A member that joined in between was not asked to ring.
+                    found.or_else(|| (self.version != version).then_some(None))
+                },
+            );
             if let Ok(Some(id)) = slept {
                 return Ok(id);
             }

@@ -12,14 +12,16 @@
 //!  any state ── the peer dies, closes, lies ──▶ ended: every receive comes back with the reason
 //! ```
 
-use crate::descriptor::{Completion, Control, InPlace, Operation, Payload, PayloadToken, Receive, Returns, Target};
+use crate::descriptor::{
+    Completion, Control, InPlace, InPlaceParts, Operation, Payload, PayloadToken, Receive, Returns, Target,
+};
 use crate::error::{Failure, PostError, Refused, WaitError};
 use crate::member::{Member, STATE_ABORTED};
 use crate::nic::NicInner;
 use crate::send::PulseRecord;
 use crate::vi::ViId;
 use highwire_mem::{
-    BellRope, Flags, Kind, Lie, PeerBytes, PeerMemory, RegionKind, ReleaseLog, RemoteRegion, SlotHead, SlotReader, Tag,
+    BellRope, Flags, Kind, Lie, PeerBytes, PeerMemory, RegionKind, ReleaseLog, RemoteRegion, SlotHead, SlotReader, Tag, Ticks,
     in_forked_child, ticks,
 };
 use std::collections::{HashMap, VecDeque};
@@ -236,6 +238,7 @@ impl RecvQueue {
                 self.reader.content(0, &mut buffer[..length]);
             }
             Some(Receive { target: Target::InPlace, .. }) if !small => return self.poll_held(&head),
+            Some(Receive { target: Target::Buffer(_), .. }) if !small => return self.poll_copied(&head),
             _ => return None,
         }
         let receive = self.posted.pop_front()?;
@@ -257,10 +260,10 @@ impl RecvQueue {
         })
     }
 
-    /// The common case of a payload in place: all of the message in one span of a registered region.
+    /// True for a whole message in one span, with nothing beside it, that can be handled now.
     #[inline(always)]
-    fn poll_held(&mut self, head: &SlotHead) -> Option<Completion> {
-        let plain = head.kind == Kind::Spans
+    fn is_plain_span(&self, head: &SlotHead) -> bool {
+        head.kind == Kind::Spans
             && head.spans == 1
             && head.control == 0
             && head.flags.has(Flags::WHOLE)
@@ -268,7 +271,38 @@ impl RecvQueue {
             && self.landing.is_none()
             && self.ended.is_none()
             && self.done.is_empty()
-            && self.held < self.member.block.shape().loans();
+    }
+
+    /// The common case of a payload that was copied: all of the message in one span of the sender's
+    /// payload area.
+    #[inline]
+    fn poll_copied(&mut self, head: &SlotHead) -> Option<Completion> {
+        if !self.is_plain_span(head) {
+            return None;
+        }
+        let mut bytes = [0; SPAN_BYTES];
+        self.reader.content(0, &mut bytes);
+        let (region, length, offset) = span_fields(&bytes);
+        let theirs = self.member.peer.theirs();
+        let inside = offset.checked_add(u64::from(length)).is_some_and(|end| end <= theirs.len() as u64);
+        if region != 0 || length != head.length || !inside {
+            return None;
+        }
+        let Some(Receive { target: Target::Buffer(buffer), .. }) = self.posted.front_mut() else { return None };
+        let length = length as usize;
+        let started = self.records.is_some().then(ticks);
+        theirs.copy_out(offset as usize, buffer.get_mut(..length)?);
+        self.record(started, length);
+        self.stats.buffered += 1;
+        let receive = self.take_posted();
+        self.step_over(head, false);
+        Some(self.complete(receive, length, head.immediate, Control::EMPTY))
+    }
+
+    /// The common case of a payload in place: all of the message in one span of a registered region.
+    #[inline(always)]
+    fn poll_held(&mut self, head: &SlotHead) -> Option<Completion> {
+        let plain = self.is_plain_span(head) && self.held < self.member.block.shape().loans();
         if !plain {
             return None;
         }
@@ -285,11 +319,11 @@ impl RecvQueue {
         let offset = usize::try_from(offset).ok()?;
         // A payload given back before is turned to the new place: nothing has to be counted.
         let mut payload = self.shells.pop().unwrap_or_else(|| self.shell());
-        let turned = payload.first.as_mut().is_some_and(|bytes| remote.turn(bytes, offset, length as usize));
+        let turned = payload.parts.first.as_mut().is_some_and(|bytes| remote.turn(bytes, offset, length as usize));
         if !turned {
-            payload.first = Some(PeerBytes::new(remote.memory(), offset, length as usize)?);
+            payload.parts.first = Some(PeerBytes::new(remote.memory(), offset, length as usize)?);
         }
-        payload.slot = Some(self.reader.tail());
+        payload.parts.slot = Some(self.reader.tail());
         // The first line of a payload further on can be on its way meanwhile.
         if self.reader.content_ahead(SPAN_AHEAD, &mut bytes) {
             let (later, _, offset) = span_fields(&bytes);
@@ -324,6 +358,9 @@ impl RecvQueue {
         }
         if self.returns.waiting.load(Acquire) {
             self.take_returns();
+        }
+        if self.reader.publish_due() {
+            self.publish_progress();
         }
         // A peer that keeps sending what completes nothing must not keep us here.
         for _ in 0..SLOTS_PER_POLL {
@@ -372,13 +409,13 @@ impl RecvQueue {
     /// Gives a payload back to its sender at once.
     #[inline(always)]
     pub fn release(&mut self, mut payload: InPlace) {
-        let ours = payload.returns.as_ref().is_some_and(|returns| Arc::ptr_eq(returns, &self.returns));
+        let ours = payload.parts.returns.as_ref().is_some_and(|returns| Arc::ptr_eq(returns, &self.returns));
         // One of another VI goes back the long way, when it is dropped.
-        if ours && let Some(slot) = payload.slot.take() {
+        if ours && let Some(slot) = payload.parts.slot.take() {
             if self.release_slot(slot) {
                 self.ring_if(self.reader.bell_wanted());
             }
-            if self.shells.len() < SHELLS && payload.extra.is_none() {
+            if self.shells.len() < SHELLS && payload.parts.extra.is_none() {
                 self.shells.push(payload);
             }
         }
@@ -391,7 +428,10 @@ impl RecvQueue {
 
     /// The pulses recorded so far.
     pub fn take_pulses(&mut self) -> Vec<PulseRecord> {
-        self.records.as_mut().map(|records| std::mem::replace(records, Vec::with_capacity(records.capacity()))).unwrap_or_default()
+        self.records
+            .as_mut()
+            .map(|records| std::mem::replace(records, Vec::with_capacity(records.capacity())))
+            .unwrap_or_default()
     }
 
     /// Why the VI is over, once this half has noticed.
@@ -550,17 +590,20 @@ impl RecvQueue {
                 self.check_spans(head, sum)?;
             }
         }
-        if let (Some(started), Some(records)) = (started, &mut self.records)
-            && records.len() < records.capacity()
-        {
-            let message = self.stats.messages;
-            records.push(PulseRecord { message, bytes: head.length as usize, started, ended: ticks() });
-        }
+        self.record(started, head.length as usize);
         Ok(())
     }
 
+    fn record(&mut self, started: Option<Ticks>, bytes: usize) {
+        if let (Some(started), Some(records)) = (started, &mut self.records)
+            && records.len() < records.capacity()
+        {
+            records.push(PulseRecord { message: self.stats.messages, bytes, started, ended: ticks() });
+        }
+    }
+
     fn shell(&self) -> InPlace {
-        InPlace { first: None, extra: None, slot: None, returns: Some(self.returns.clone()) }
+        InPlace::new(InPlaceParts { first: None, extra: None, slot: None, returns: Some(self.returns.clone()) })
     }
 
     /// Keeps this slot's payload where it is.
@@ -571,20 +614,20 @@ impl RecvQueue {
             let (memory, offset, length) = self.span(spans_at + number * SPAN_BYTES)?;
             sum += length as u64;
             let Some(bytes) = PeerBytes::new(memory, offset, length) else { break };
-            if payload.first.is_none() {
+            if payload.parts.first.is_none() {
                 let frozen = self.source.as_ref().filter(|(_, region)| region.kind() == RegionKind::Frozen);
                 if let Some((_, region)) = frozen
                     && head.spans == 1
                 {
-                    payload.extra.get_or_insert_default().frozen = Some((region.clone(), offset));
+                    payload.parts.extra.get_or_insert_default().frozen = Some((region.clone(), offset));
                 }
-                payload.first = Some(bytes);
+                payload.parts.first = Some(bytes);
             } else {
-                payload.extra.get_or_insert_default().rest.push(bytes);
+                payload.parts.extra.get_or_insert_default().rest.push(bytes);
             }
         }
         self.check_spans(head, sum)?;
-        payload.slot = Some(self.reader.tail());
+        payload.parts.slot = Some(self.reader.tail());
         self.held += 1;
         self.step_over(head, true);
         Ok(payload)
@@ -633,8 +676,7 @@ impl RecvQueue {
     fn complete_in_place(&mut self, landing: Landing, payload: InPlace) -> Completion {
         let length = payload.len();
         let token = landing.receive.as_ref().map_or(0, |receive| receive.token);
-        let mut completion =
-            self.complete(Receive::new(token).in_place(), length, landing.immediate, landing.control);
+        let mut completion = self.complete(Receive::new(token).in_place(), length, landing.immediate, landing.control);
         completion.payload = Payload::InPlace(payload);
         completion
     }
@@ -693,13 +735,12 @@ impl RecvQueue {
         u64::from_le_bytes(bytes)
     }
 
-    /// Done with a slot. Progress past one that is held waits, unless asked for at once: if it is
-    /// given back before the next look, the sender never has to know that it was held.
+    /// Done with a slot. Progress past one that is held waits for its release or the next look: if
+    /// it is given back before, the sender never has to know that it was held.
     #[inline(always)]
     fn step_over(&mut self, head: &SlotHead, hold: bool) {
-        let acknowledge = head.flags.has(Flags::ACKNOWLEDGE);
-        self.reader.consume(acknowledge, hold);
-        if self.reader.publish_due() && (acknowledge || !hold) {
+        self.reader.consume(head.flags.has(Flags::ACKNOWLEDGE), hold);
+        if !hold && self.reader.publish_due() {
             self.publish_progress();
         }
     }

@@ -13,9 +13,7 @@
 //! ```
 
 use crate::config::{Path, Reliability, ViOptions};
-use crate::descriptor::{
-    Completion, Control, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Segment,
-};
+use crate::descriptor::{Completion, Control, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Segment};
 use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
 use crate::member::Member;
 use crate::nic::NicInner;
@@ -25,7 +23,7 @@ use highwire_mem::{
     BellRope, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook, PayloadArea,
     Region, RemoteRegion, SlotHead, SlotWriter, Tag, Ticks, in_forked_child, ticks,
 };
-use highwire_pulse::Pulse;
+use highwire_pulse::{Pulse, Pulses};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -36,6 +34,8 @@ const SPAN_BYTES: usize = 16;
 const SEGMENTS_MAX: usize = 64;
 /// So many slots that the reader has yet to come to are a stream.
 const STREAM_SLOTS: u64 = 4;
+/// Longer messages are worth several pulses even to a busy reader.
+const ONE_PIECE_BYTES_MAX: usize = 64 << 10;
 /// A piece of the payload area is not worth having below this.
 const PIECE_BYTES_LEAST: usize = 16 << 10;
 
@@ -229,6 +229,9 @@ impl SendQueue {
                 self.publish_reference(message, total);
                 return Ok(());
             }
+            if !refer && self.goes_in_one_piece(total, message.path.unwrap_or(self.path)) {
+                return self.publish_copy(message, total);
+            }
         }
         self.post_any(message)
     }
@@ -247,6 +250,51 @@ impl SendQueue {
             }
             Err(reason) => Err(Refused { reason, descriptor: message }),
         }
+    }
+
+    /// True if a message of this length is copied, and best as one pulse: it is no more than one, or
+    /// the reader is busy with others.
+    #[inline]
+    fn goes_in_one_piece(&mut self, total: usize, path: Path) -> bool {
+        let copied = path == Path::Buffered || total < self.nic.config.reference_from;
+        if !copied || total > ONE_PIECE_BYTES_MAX {
+            return false;
+        }
+        match self.pulse.policy() {
+            Pulses::Whole => true,
+            Pulses::Fixed(bytes) => total <= bytes,
+            Pulses::Adaptive => total <= self.nic.config.minpulse || self.reader_is_busy(),
+        }
+    }
+
+    fn reader_is_busy(&mut self) -> bool {
+        if let Err(lie) = self.writer.refresh() {
+            self.lied(lie);
+        }
+        self.writer.head() - self.writer.consumed() >= STREAM_SLOTS
+    }
+
+    /// The common case of a message that is copied: one buffer, one pulse, nothing beside it.
+    fn publish_copy(&mut self, message: Message, total: usize) -> Result<(), Refused<Message>> {
+        if !self.is_open_with_room() {
+            return self.post_any(message);
+        }
+        let Some(extent) = self.take_piece(total, total) else { return self.post_any(message) };
+        let started = self.records.is_some().then(ticks);
+        self.count_message(total);
+        self.stats.buffered += 1;
+        self.stats.pulses += 1;
+        let Message { token, immediate, payload, .. } = message;
+        if let Payload::Buffer(buffer) = &payload {
+            self.member.peer.ours().copy_in(extent.offset, buffer);
+        }
+        let head = SlotHead { spans: 1, ..self.head(Kind::Spans, Flags::WHOLE, total, immediate) };
+        let index = self.writer.publish(head, &span(0, total, extent.offset), &[], &[]);
+        self.ring_if_wanted();
+        self.record(started, total);
+        let finish = Finish { token, length: total, payload, when_freed: false };
+        self.after_publication(index, Some(extent.id), finish);
+        Ok(())
     }
 
     #[inline(always)]
@@ -509,11 +557,8 @@ impl SendQueue {
 
     fn check_remote(&mut self, key: RemoteKey, offset: u64, bytes: u64) -> Result<RemoteRegion, PostError> {
         self.check_open()?;
-        let region = self
-            .member
-            .peer
-            .remote_region(key.region)
-            .map_err(|_| PostError::UnknownRegion { region: key.region })?;
+        let region =
+            self.member.peer.remote_region(key.region).map_err(|_| PostError::UnknownRegion { region: key.region })?;
         if region.tag() != self.tag || key.tag != self.tag {
             return Err(PostError::WrongTag { buffer: region.tag(), vi: self.tag });
         }
@@ -728,19 +773,21 @@ impl SendQueue {
     pub(crate) fn poll_any(&mut self) -> Option<Completion> {
         if self.done.is_empty() && self.pending.is_empty() && self.ended.is_none() {
             // Nothing waits for room: it is enough to see what is ripe, one at a time.
-            match self.writer.refresh() {
-                Ok(moved) => {
-                    if moved && self.has_ripe() {
-                        self.member.show(&self.member.sent);
-                    }
-                    if let Some(done) = self.poll_reference() {
-                        return Some(done);
-                    }
+            let looked = self.writer.refresh().and_then(|moved| {
+                if moved && self.has_ripe() {
+                    self.member.show(&self.member.sent);
                 }
-                Err(lie) => self.lied(lie),
+                self.sweep_to_plain()?;
+                self.look_at_releases()
+            });
+            if let Err(lie) = looked {
+                self.lied(lie);
             }
-        }
-        if self.is_busy() {
+            self.note_awaiting();
+            if let Some(done) = self.poll_reference() {
+                return Some(done);
+            }
+        } else if self.is_busy() {
             self.progress();
         }
         self.take_done()
@@ -1056,7 +1103,10 @@ impl SendQueue {
     }
 
     fn look_at_releases(&mut self) -> Result<(), Lie> {
-        while let Some(loan) = self.loans.poll(self.writer.consumed())? {
+        // Slots that are consumed but not swept yet are not in the book.
+        let consumed = self.writer.consumed();
+        let swept = self.in_flight.front().map_or(consumed, |slot| slot.index.min(consumed));
+        while let Some(loan) = self.loans.poll(swept)? {
             self.settle(loan);
         }
         Ok(())
@@ -1071,7 +1121,21 @@ impl SendQueue {
     /// Deals with every slot that is known to be consumed.
     fn sweep(&mut self) -> Result<(), Lie> {
         while self.has_ripe() {
-            let Some(mut slot) = self.in_flight.pop_front() else { break };
+            self.sweep_one()?;
+        }
+        Ok(())
+    }
+
+    /// Deals with slots that are known to be consumed, up to one that can be handed out as it is.
+    fn sweep_to_plain(&mut self) -> Result<(), Lie> {
+        while self.has_ripe() && !self.has_plain() {
+            self.sweep_one()?;
+        }
+        Ok(())
+    }
+
+    fn sweep_one(&mut self) -> Result<(), Lie> {
+        if let Some(mut slot) = self.in_flight.pop_front() {
             if slot.lendable && self.writer.holds(slot.index) {
                 if slot.finish.as_ref().is_some_and(|finish| !finish.when_freed) {
                     self.complete(slot.finish.take());
@@ -1090,17 +1154,22 @@ impl SendQueue {
         self.in_flight.front().is_some_and(|slot| slot.index < self.writer.consumed())
     }
 
+    /// True if the oldest slot in flight is consumed, and nothing but its completion is left of it.
+    #[inline(always)]
+    fn has_plain(&self) -> bool {
+        self.in_flight.front().is_some_and(|slot| {
+            slot.index < self.writer.consumed()
+                && slot.extent.is_none()
+                && slot.finish.is_some()
+                && !self.writer.holds(slot.index)
+        })
+    }
+
     /// The common case on its own: a payload that was referred to and is free again, handed out
     /// from where it waited.
     #[inline(always)]
     pub(crate) fn poll_reference(&mut self) -> Option<Completion> {
-        let slot = self.in_flight.front()?;
-        let plain = slot.index < self.writer.consumed()
-            && slot.extent.is_none()
-            && slot.finish.is_some()
-            && self.done.is_empty()
-            && !self.writer.holds(slot.index);
-        if !plain {
+        if !self.done.is_empty() || !self.has_plain() {
             return None;
         }
         let Finish { token, length, payload, when_freed } = self.in_flight.pop_front()?.finish?;
@@ -1252,15 +1321,7 @@ fn completion(
     length: usize,
     payload: Payload,
 ) -> Completion {
-    Completion {
-        token,
-        operation,
-        status,
-        length,
-        immediate: 0,
-        control: Control::EMPTY,
-        payload,
-    }
+    Completion { token, operation, status, length, immediate: 0, control: Control::EMPTY, payload }
 }
 
 fn for_each_segment(payload: &Payload, mut each: impl FnMut(&[u8])) {

@@ -154,7 +154,11 @@ fn a_message_longer_than_the_buffer_is_an_error_with_both_lengths_and_waits_for_
     stage.role("sender", |stage| {
         let nic = stage.nic();
         let mut line = Line::connect(&nic, "shm:long");
-        for (seed, (size, path)) in [(200, Path::Choose), (3000, Path::Buffered), (1 << 20, Path::Buffered), (50_000, Path::Referenced)].into_iter().enumerate() {
+        for (seed, (size, path)) in
+            [(200, Path::Choose), (3000, Path::Buffered), (1 << 20, Path::Buffered), (50_000, Path::Referenced)]
+                .into_iter()
+                .enumerate()
+        {
             let payload = buffer_of(&nic, &bytes(seed as u64, size));
             line.vi.post_send(Message::new(0).payload(payload).by(path)).unwrap();
         }
@@ -166,13 +170,20 @@ fn a_message_longer_than_the_buffer_is_an_error_with_both_lengths_and_waits_for_
     let sender = stage.start("sender");
     let mut line = Line::accept(&listener);
     for (seed, size) in [200, 3000, 1 << 20, 50_000].into_iter().enumerate() {
-        let rooms = [Receive::new(1), Receive::new(1).into(buffer(&nic, 199)), Receive::new(1).into(buffer(&nic, 50)).into(buffer(&nic, 100))];
+        let rooms = [
+            Receive::new(1),
+            Receive::new(1).into(buffer(&nic, 199)),
+            Receive::new(1).into(buffer(&nic, 50)).into(buffer(&nic, 100)),
+        ];
         for (room, buffer) in rooms.into_iter().zip([0, 199, 150]) {
             line.vi.post_recv(room).unwrap();
             let done = line.next(Operation::Receive);
             let failure = Failure::TooLong { message: size as u64, buffer };
             assert_eq!((done.status, done.length), (Err(failure), 0));
-            assert_eq!(failure.to_string(), format!("a message of {size} bytes does not fit the posted buffer of {buffer} bytes"));
+            assert_eq!(
+                failure.to_string(),
+                format!("a message of {size} bytes does not fit the posted buffer of {buffer} bytes")
+            );
             assert_eq!(line.vi.state(), State::Connected, "a receive failed, not the VI");
         }
         line.vi.post_recv(Receive::new(2).into(buffer(&nic, size))).unwrap();
@@ -220,7 +231,9 @@ fn large_messages_are_cut_as_the_policy_says() {
         assert!(sent.iter().zip(&received).all(|(sent, received)| sent.bytes == received.bytes), "{pulses:?}");
         match pulses {
             Pulses::Whole => assert_eq!(sent.len(), 1),
-            Pulses::Fixed(bytes) => assert!(sent[..sent.len() - 1].iter().all(|pulse| pulse.bytes == bytes), "{pulses:?}"),
+            Pulses::Fixed(bytes) => {
+                assert!(sent[..sent.len() - 1].iter().all(|pulse| pulse.bytes == bytes), "{pulses:?}")
+            }
             Pulses::Adaptive => assert!(sent[..sent.len() - 1].iter().all(|pulse| pulse.bytes >= 4096)),
         }
     }

@@ -60,7 +60,12 @@ fn every_use_in_a_forked_child_is_a_typed_error() {
     scene.still_works();
 }
 
-fn child_uses_everything(mut scene: Scene, listener: &highwire_vi::Listener, key: RemoteKey, mut queue: CompletionQueue) {
+fn child_uses_everything(
+    mut scene: Scene,
+    listener: &highwire_vi::Listener,
+    key: RemoteKey,
+    mut queue: CompletionQueue,
+) {
     let (nic, vi) = (&scene.one, &mut scene.near.vi);
     let listened = nic.listen("shm:child").unwrap_err();
     assert!(matches!(listened, ListenError::ForkedChild) && listened.to_string().contains("child"), "{listened}");
@@ -127,7 +132,11 @@ fn a_child_that_drops_everything_takes_nothing_from_its_parent() {
 fn a_child_that_drops_a_vi_in_the_middle_of_a_message_does_not_abort_it() {
     let mut scene = Scene::new();
     let big = 20 << 20;
-    scene.far.vi.post_send(Message::new(1).payload(buffer_of(&scene.other, &bytes(1, big))).by(Path::Buffered)).unwrap();
+    scene
+        .far
+        .vi
+        .post_send(Message::new(1).payload(buffer_of(&scene.other, &bytes(1, big))).by(Path::Buffered))
+        .unwrap();
     let mut scene = in_child(scene, drop);
     let Scene { one, near, far, .. } = &mut scene;
     near.vi.post_recv(Receive::new(1).into(buffer(one, big))).unwrap();

@@ -49,9 +49,8 @@ fn payloads_held_are_given_back_in_any_order_and_none_twice() {
     let mut line = Line::accept(&listener);
     let mut seeded = Seeded::fresh();
     for round in 0..ROUNDS {
-        let mut held: Vec<(u64, InPlace)> = (0..HELD)
-            .map(|number| (round * HELD + number, receive_in_place(&mut line, number)))
-            .collect();
+        let mut held: Vec<(u64, InPlace)> =
+            (0..HELD).map(|number| (round * HELD + number, receive_in_place(&mut line, number))).collect();
         while !held.is_empty() {
             let (token, payload) = held.swap_remove(seeded.below(held.len()));
             assert_eq!(payload.len(), 1000 + 500 * (token % HELD) as usize);

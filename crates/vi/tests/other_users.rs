@@ -112,7 +112,8 @@ fn the_runtime_directory_of_another_user_is_refused() {
     stage.role("nobody", |stage| {
         let nic = nic(stage);
         let error = nic.listen("shm:name").unwrap_err();
-        let not_ours = matches!(&error, ListenError::RuntimeDir(RuntimeDirError::NotOurs { owner: 0, user: NOBODY, .. }));
+        let not_ours =
+            matches!(&error, ListenError::RuntimeDir(RuntimeDirError::NotOurs { owner: 0, user: NOBODY, .. }));
         assert!(not_ours, "{error}");
         assert!(error.to_string().contains("HIGHWIRE_RUNTIME_DIR"), "{error}");
         let error = nic.connect("shm:name").unwrap_err();

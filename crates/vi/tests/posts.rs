@@ -150,8 +150,12 @@ fn more_descriptors_than_allowed_are_refused_until_some_complete() {
     let full = PostError::QueueFull { limit: 10 };
     for token in 0..10 {
         let receive = Receive::new(token).into(buffer(&pair.one, 8));
-        if token % 2 == 0 { pair.near.vi.post_recv(receive) } else { pair.near.vi.expect(PayloadToken(token), receive) }
-            .unwrap();
+        if token % 2 == 0 {
+            pair.near.vi.post_recv(receive)
+        } else {
+            pair.near.vi.expect(PayloadToken(token), receive)
+        }
+        .unwrap();
     }
     let refused = pair.near.vi.post_recv(Receive::new(10).into(buffer(&pair.one, 8))).unwrap_err();
     assert_eq!(refused.reason, full);
@@ -270,7 +274,10 @@ fn handing_regions_to_a_peer_that_is_stopped_is_an_error_and_not_a_hang() {
     }
     stopped.thaw();
     let refused = refused.expect("a socket that nobody reads fills up");
-    assert!(matches!(&refused.reason, PostError::Handover(GrantError::Courier(_)) | PostError::QueueFull { .. }), "{refused}");
+    assert!(
+        matches!(&refused.reason, PostError::Handover(GrantError::Courier(_)) | PostError::QueueFull { .. }),
+        "{refused}"
+    );
     assert!(slowest < Duration::from_secs(1), "posting waited {slowest:?} for a peer that does nothing");
     drop(line);
     stopped.finish();

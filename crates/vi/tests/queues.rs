@@ -3,7 +3,8 @@
 use crate::support::seeded::{Seeded, bytes, verify};
 use crate::support::{A_WHILE, Line, PATIENCE, Stage, both_ends, buffer, buffer_of, cpu_time, open_descriptors, until};
 use highwire_vi::{
-    Armed, Background, CompletionQueue, Failure, Message, Nic, Operation, Path, Pool, Receive, Vi, ViId, ViOptions, WaitError,
+    Armed, Background, CompletionQueue, Failure, Message, Nic, Operation, Path, Pool, Receive, Vi, ViId, ViOptions,
+    WaitError,
 };
 use rustix::event::{PollFd, PollFlags};
 use std::collections::HashMap;

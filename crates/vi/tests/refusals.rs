@@ -61,7 +61,10 @@ fn a_runtime_directory_that_is_not_safe_is_refused_on_both_sides() {
     let missing = with(stage.runtime_dir().join("missing"));
     let error = missing.listen("shm:x").unwrap_err();
     assert!(matches!(&error, ListenError::RuntimeDir(RuntimeDirError::Missing(_))), "{error}");
-    assert!(error.to_string().contains("mkdir -m 700") && error.to_string().contains("HIGHWIRE_RUNTIME_DIR"), "{error}");
+    assert!(
+        error.to_string().contains("mkdir -m 700") && error.to_string().contains("HIGHWIRE_RUNTIME_DIR"),
+        "{error}"
+    );
     let error = missing.connect("shm:x").unwrap_err();
     assert!(matches!(&error, ConnectError::RuntimeDir(RuntimeDirError::Missing(_))), "{error}");
     let file = stage.runtime_dir().join("file");
@@ -71,7 +74,10 @@ fn a_runtime_directory_that_is_not_safe_is_refused_on_both_sides() {
     let nic = stage.nic();
     std::fs::set_permissions(stage.runtime_dir(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let error = nic.connect("shm:x").unwrap_err();
-    assert!(matches!(&error, ConnectError::RuntimeDir(RuntimeDirError::WritableByOthers { mode: 0o777, .. })), "{error}");
+    assert!(
+        matches!(&error, ConnectError::RuntimeDir(RuntimeDirError::WritableByOthers { mode: 0o777, .. })),
+        "{error}"
+    );
     assert!(error.to_string().contains("chmod 700"), "{error}");
 }
 
@@ -193,14 +199,24 @@ fn a_listener_that_never_answers_is_given_up() {
 
 #[test]
 fn every_refusal_reaches_the_connecting_side_in_words() {
-    let words = ["versions differ", "user is not allowed", "outside its limits", "does not know this pair", "memory handed over", "no room", "malformed"];
+    let words = [
+        "versions differ",
+        "user is not allowed",
+        "outside its limits",
+        "does not know this pair",
+        "memory handed over",
+        "no room",
+        "malformed",
+    ];
     for (number, words) in words.into_iter().enumerate() {
-        let error = answered_by(|listener| loop {
-            // An unknown pair is tried again with a new one.
-            let Some(caller) = wait_a_moment(&listener) else { return };
-            caller.say(&Letter::honest(GREETING), &[]);
-            caller.hear();
-            caller.say(&Letter { flags: number as u32 + 1, ..Letter::honest(REFUSE) }, &[]);
+        let error = answered_by(|listener| {
+            loop {
+                // An unknown pair is tried again with a new one.
+                let Some(caller) = wait_a_moment(&listener) else { return };
+                caller.say(&Letter::honest(GREETING), &[]);
+                caller.hear();
+                caller.say(&Letter { flags: number as u32 + 1, ..Letter::honest(REFUSE) }, &[]);
+            }
         });
         assert!(matches!(&error, ConnectError::Refused { .. }), "{error}");
         assert!(error.to_string().contains(words), "{number}: {error}");

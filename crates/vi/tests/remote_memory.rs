@@ -2,9 +2,7 @@
 
 use crate::support::seeded::{bytes, fill, verify};
 use crate::support::{Line, PATIENCE, Stage, both_ends, buffer, buffer_of, until};
-use highwire_vi::{
-    Message, Nic, Operation, Path, PostError, RdmaRead, RdmaWrite, Receive, RemoteKey, Tag, ViOptions,
-};
+use highwire_vi::{Message, Nic, Operation, Path, PostError, RdmaRead, RdmaWrite, Receive, RemoteKey, Tag, ViOptions};
 
 /// Sends a key in the control bytes.
 fn send_key(line: &mut Line, key: RemoteKey) {
@@ -101,9 +99,7 @@ fn registered_and_frozen_memory_is_read_remotely_and_not_written() {
 
 /// Two Nics in this process with payload areas so small that a large message waits half-way.
 fn halfway(stage: &Stage) -> (Nic, Nic) {
-    let nic = || {
-        stage.nic_with(|config| (config.payload_bytes_start, config.payload_bytes_max) = (64 << 10, 64 << 10))
-    };
+    let nic = || stage.nic_with(|config| (config.payload_bytes_start, config.payload_bytes_max) = (64 << 10, 64 << 10));
     (nic(), nic())
 }
 
@@ -178,7 +174,10 @@ fn every_wrong_key_and_range_is_refused_with_its_numbers() {
     };
     let outside = |offset| PostError::OutOfRange { offset, bytes: 4096, region_bytes: 65_536 };
     let (reason, text) = write(key, 70_000);
-    assert_eq!((reason, &text[..]), (outside(70_000), "offset 70000 + 4096 is outside the remote region of 65536 bytes"));
+    assert_eq!(
+        (reason, &text[..]),
+        (outside(70_000), "offset 70000 + 4096 is outside the remote region of 65536 bytes")
+    );
     assert_eq!(write(key, 65_536 - 4095).0, outside(65_536 - 4095));
     assert_eq!(write(key, u64::MAX).0, outside(u64::MAX), "no sum runs over");
     let forged = |at: usize, value: u32| {

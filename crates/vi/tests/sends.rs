@@ -13,7 +13,8 @@ fn send_all(nic: &Nic, line: &mut Line, path: Path) {
         let mut payload = buffer(nic, size);
         fill(number as u64, &mut payload);
         let control = bytes(1000 + number as u64, CONTROLS[number % 3]);
-        let message = Message::new(number as u64).payload(payload).control(&control).immediate(!(number as u32)).by(path);
+        let message =
+            Message::new(number as u64).payload(payload).control(&control).immediate(!(number as u32)).by(path);
         line.vi.post_send(message).unwrap();
         let done = line.sent();
         assert_eq!((done.token, done.length), (number as u64, size));

@@ -190,7 +190,8 @@ fn no_wake_up_is_lost_among_twenty_vis_on_one_queue() {
     let listener = nic.listen("shm:twenty").unwrap();
     let callers = stage.start("callers");
     let mut queue = nic.completion_queue().unwrap();
-    let mut lines: Vec<Line> = (0..VIS).map(|_| Line::accept_with(&listener, &ViOptions::new().queue(&queue))).collect();
+    let mut lines: Vec<Line> =
+        (0..VIS).map(|_| Line::accept_with(&listener, &ViOptions::new().queue(&queue))).collect();
     lines.iter_mut().for_each(|line| line.vi.post_recv(Receive::new(0)).unwrap());
     let mut seeded = Seeded::fresh();
     let mut answered = 0;

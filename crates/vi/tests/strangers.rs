@@ -183,7 +183,9 @@ fn memory_that_is_not_as_announced_is_refused_before_it_is_touched() {
 #[test]
 fn numbers_that_cannot_be_are_refused() {
     let door = Door::open();
-    for (field, value) in [("depth", 0), ("depth", 3), ("depth", 8192), ("depth", u32::MAX), ("loans", 0), ("loans", 5000)] {
+    for (field, value) in
+        [("depth", 0), ("depth", 3), ("depth", 8192), ("depth", u32::MAX), ("loans", 0), ("loans", 5000)]
+    {
         let refused = door.refuses(|letter, _| match field {
             "depth" => letter.depth = value,
             _ => letter.loans = value,
@@ -205,10 +207,13 @@ fn numbers_that_cannot_be_are_refused() {
     assert_eq!(door.refuses(|letter, _| letter.version = 2), VERSION);
     assert_eq!(door.refuses(|letter, _| letter.kind = GREETING), MALFORMED);
     assert_eq!(door.refuses(|letter, _| letter.magic = *b"HTTP"), MALFORMED);
-    assert_eq!(door.refuses(|letter, props| {
-        letter.flags = NEW_PAGE;
-        props.descriptors.remove(0);
-    }), UNKNOWN_PAIR);
+    assert_eq!(
+        door.refuses(|letter, props| {
+            letter.flags = NEW_PAGE;
+            props.descriptors.remove(0);
+        }),
+        UNKNOWN_PAIR
+    );
     // A page that was never given cannot be rung.
     let refused = door.refuses(|letter, _| letter.flags = NEW_PAIR);
     assert!([BAD_MEMORY, MALFORMED].contains(&refused), "{refused}");
@@ -245,7 +250,10 @@ fn memory_handed_over_by_a_lying_listener_is_refused_with_what_is_wrong() {
     let error = connecting_to(|_, props| props.descriptors.truncate(1));
     assert!(matches!(&error, ConnectError::BadMemory { .. }), "{error}");
     let error = connecting_to(|_, props| props.descriptors[1] = memfd(8192, SIZE_SEALS));
-    assert!(matches!(&error, ConnectError::BadMemory { source: RegionError::WrongSize { found: 8192, .. }, .. }), "{error}");
+    assert!(
+        matches!(&error, ConnectError::BadMemory { source: RegionError::WrongSize { found: 8192, .. }, .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -270,13 +278,15 @@ fn a_slow_listener_does_not_keep_others_from_connecting() {
     let honest = stage.nic().listen("shm:honest").unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| nic.connect("shm:silent").map(drop));
-        until("it waits", || silent.accept().unwrap().is_some_and(|courier| {
-            scope.spawn(|| {
-                let _courier = courier;
-                std::thread::sleep(Duration::from_secs(4));
-            });
-            true
-        }));
+        until("it waits", || {
+            silent.accept().unwrap().is_some_and(|courier| {
+                scope.spawn(|| {
+                    let _courier = courier;
+                    std::thread::sleep(Duration::from_secs(4));
+                });
+                true
+            })
+        });
         let accepting = scope.spawn(|| drop(Line::accept(&honest)));
         let start = Instant::now();
         let connected = nic.connect("shm:honest");

@@ -56,9 +56,7 @@ fn payloads_land_by_token_in_whatever_order_they_come() {
 
 /// Two Nics whose payload areas are small, so that a large message is caught on its way.
 fn small_areas(stage: &Stage) -> (Nic, Nic) {
-    let nic = || {
-        stage.nic_with(|config| (config.payload_bytes_start, config.payload_bytes_max) = (64 << 10, 64 << 10))
-    };
+    let nic = || stage.nic_with(|config| (config.payload_bytes_start, config.payload_bytes_max) = (64 << 10, 64 << 10));
     (nic(), nic())
 }
 
@@ -186,7 +184,10 @@ fn an_ordinary_message_before_an_expected_one_waits_for_a_receive_without_costin
     for _ in 0..3 {
         assert!(near.vi.poll().is_none(), "messages are taken in their order");
         let waited = queue.wait(A_WHILE);
-        assert!(matches!(waited, Err(WaitError::TimedOut(_))), "nothing can be received, yet the queue says {waited:?}");
+        assert!(
+            matches!(waited, Err(WaitError::TimedOut(_))),
+            "nothing can be received, yet the queue says {waited:?}"
+        );
     }
     assert!(cpu_time() - start < A_WHILE, "a message that has to wait costs no CPU");
     near.vi.post_recv(Receive::new(2).into(buffer(&one, 8))).unwrap();

@@ -2,13 +2,12 @@
 
 use super::{Ordinary, Transport};
 use crate::BenchError;
-use crate::pair::{Link, Patience, Role};
+use crate::pair::{Link, PATIENCE, Patience, Role};
 use highwire_mem::CourierError;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
 /// A loopback TCP connection, with the kernel's combining of small writes switched off.
 pub(super) fn tcp(link: &mut Link, spinning: bool) -> Result<Box<dyn Transport>, BenchError> {
@@ -22,8 +21,8 @@ pub(super) fn tcp(link: &mut Link, spinning: bool) -> Result<Box<dyn Transport>,
     };
     stream.set_nodelay(true)?;
     stream.set_nonblocking(spinning)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     Ok(Box::new(Socket::new(stream)))
 }
 
@@ -41,8 +40,8 @@ pub(super) fn unix(link: &mut Link, spinning: bool) -> Result<Box<dyn Transport>
         }
     };
     stream.set_nonblocking(spinning)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     Ok(Box::new(Socket::new(stream)))
 }
 
@@ -126,5 +125,4 @@ impl<S: Read + Write> Transport for Socket<S> {
     }
 }
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;

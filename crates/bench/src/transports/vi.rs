@@ -8,14 +8,13 @@
 
 use super::{Contestant, Ordinary, Transport};
 use crate::BenchError;
-use crate::pair::{Link, Patience, Role};
+use crate::pair::{Link, PATIENCE, Patience, Role};
 use crate::trace::Pulse;
 use highwire::{
     Buffer, Completion, CompletionQueue, ListenError, Listener, Message, Nic, Operation, Path, PostError, PulseRecord,
     Pulses, Receive, Vi, ViOptions,
 };
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
 
 pub(super) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Box<dyn Transport>, BenchError> {
     Ok(Box::new(Interface::meet(contestant, link, size_max)?))
@@ -112,7 +111,7 @@ impl Interface {
                 self.hot = false;
             }
             if !self.spinning {
-                self.queue.wait(TIMEOUT).map_err(BenchError::library(self.name, "waiting"))?;
+                self.queue.wait(PATIENCE).map_err(BenchError::library(self.name, "waiting"))?;
                 self.hot = true;
             } else if self.queue.poll().is_some() {
                 self.hot = true;
@@ -340,7 +339,7 @@ pub(crate) fn connect_many(
             // Given up again as soon as all have met.
             let listener = listen(nic).map_err(BenchError::library(name, "listening"))?;
             link.tell(&listener.address(), &[])?;
-            let accept = |_| listener.accept_with(TIMEOUT, options).map_err(BenchError::library(name, "accepting"));
+            let accept = |_| listener.accept_with(PATIENCE, options).map_err(BenchError::library(name, "accepting"));
             (0..count).map(accept).collect()
         }
         Role::Peer => {
@@ -364,7 +363,6 @@ fn listen(nic: &Nic) -> Result<Listener, ListenError> {
 }
 
 const NAMES_MAX: u32 = 64;
-const TIMEOUT: Duration = Duration::from_secs(5);
 const LINE: usize = 64;
 
 /// Receives posted ahead: one is filled while the other is handed back.

@@ -9,6 +9,7 @@ use highwire_vi::{AcceptError, Listener, Vi, ViOptions};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::PATIENCE;
@@ -18,6 +19,9 @@ pub const CONNECT: u32 = 2;
 pub const ACCEPT: u32 = 3;
 pub const REFUSE: u32 = 4;
 pub const REGION: u32 = 5;
+
+/// No refusal has this number: the other side said nothing at all.
+pub const HUNG_UP: u32 = 0;
 
 pub const NEW_PAIR: u32 = 1;
 pub const NEW_PAGE: u32 = 2;
@@ -155,7 +159,8 @@ impl Props {
         let own = OwnRegion::create(Liar::REGION_BYTES).expect("a region");
         let (bell, page) = Bell::create().expect("a doorbell page");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ears, wire) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).expect("a wire");
+        let (ears, wire) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).expect("a wire");
         let region = own.as_fd().try_clone_to_owned().expect("a descriptor");
         Props { own, descriptors: vec![region, page, wire], bell, ears }
     }
@@ -203,7 +208,11 @@ impl Caller {
         assert_eq!(greeting.kind, GREETING);
         props.prepare(&letter);
         self.say(&letter, &props.descriptors);
-        let (answer, descriptors) = self.hear();
+        let mut bytes = [0; 128];
+        let Ok((length, descriptors)) = self.courier.receive(&mut bytes, PATIENCE) else {
+            return Err(HUNG_UP);
+        };
+        let answer = Letter::decode(&bytes[..length]);
         match answer.kind {
             REFUSE => Err(answer.flags),
             ACCEPT => Ok(Liar::new(self.courier, &letter, props, &answer, descriptors)),
@@ -466,9 +475,20 @@ pub fn knock(
     let caller = Caller::at(path);
     let greeted = listener.accept_with(Duration::ZERO, options);
     assert!(matches!(greeted, Err(AcceptError::TimedOut(_))), "greeted, and nothing asked yet: {greeted:?}");
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let accepting = scope.spawn(|| listener.accept_with(Duration::from_millis(200), options));
+        let accepting = scope.spawn(|| {
+            loop {
+                match listener.accept_with(Duration::from_millis(5), options) {
+                    Ok(vi) => return Some(vi),
+                    Err(AcceptError::TimedOut(_)) if over.load(Ordering::SeqCst) => return None,
+                    Err(AcceptError::TimedOut(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
         let outcome = caller.enter(letter, props);
-        (outcome, accepting.join().expect("accepting does not panic").ok())
+        over.store(true, Ordering::SeqCst);
+        (outcome, accepting.join().expect("accepting does not panic"))
     })
 }

@@ -12,7 +12,8 @@ impl Seeded {
     pub fn fresh() -> Seeded {
         let given = std::env::var("HIGHWIRE_SEED").ok().and_then(|seed| seed.parse().ok());
         Seeded::from(given.unwrap_or_else(|| {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_nanos());
+            let now =
+                std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_nanos());
             now as u64 ^ u64::from(std::process::id()) << 40
         }))
     }

@@ -1,0 +1,284 @@
+//! The `highwire` command as its users meet it: what it prints, with which code it ends, and what it
+//! leaves behind when it is stopped.
+
+use assert_cmd::assert::{Assert, OutputAssertExt};
+use serde_json::Value;
+use std::fs::{DirBuilder, File, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+#[test]
+fn without_arguments_it_prints_the_help() {
+    let out = stdout(&Place::new().highwire(&[]).assert().code(0));
+    for expected in ["Usage: highwire", "demo", "bench", "Exit codes: 0 done; 1 failed; 2 wrong command line"] {
+        assert!(out.contains(expected), "{expected:?} is missing in:\n{out}");
+    }
+    // What only the program itself calls is not shown.
+    assert!(!out.contains("bench-peer"), "{out}");
+}
+
+#[test]
+fn a_wrong_command_line_ends_with_2_and_says_what_is_right() {
+    let place = Place::new();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--nope"], "--nope"),
+        (&["serve"], "serve"),
+        (&["bench"], "Commands:"),
+        (&["bench", "speed"], "speed"),
+        (&["bench", "latency", "--state", "middle"], "possible values: near, far"),
+        (&["bench", "latency", "--contestants", "raw-ring,fastest"], "there are raw-ring, vi, vi-buffered"),
+        (&["bench", "latency", "--seconds", "0"], "from 0.5 to 86400"),
+        (&["bench", "latency", "--seconds", "soon"], "from 0.5 to 86400"),
+        (&["bench", "latency", "--sizes", "0"], "as 64, 8K or 1M"),
+        (&["bench", "latency", "--sizes", "4G"], "as 64, 8K or 1M"),
+        (&["bench", "latency", "--sizes", "17M"], "16777216"),
+        (&["bench", "connections", "--sizes", "1000000"], "4000"),
+        (&["bench", "connections", "--contestants", "vi"], "--contestants"),
+        (&["bench", "latency", "--one-core", "--state", "near"], "cannot be used with"),
+    ];
+    for (arguments, expected) in cases {
+        let wrong = place.highwire(arguments).assert().code(2);
+        assert!(stderr(&wrong).contains(expected), "{arguments:?}: {expected:?} is missing in:\n{}", stderr(&wrong));
+        assert_eq!(stdout(&wrong), "", "{arguments:?}: what is wrong is no output");
+    }
+}
+
+#[test]
+fn the_demo_shows_two_processes_beside_loopback_tcp() {
+    let out = stdout(&Place::new().highwire(&["demo", "--seconds", "1"]).assert().code(0));
+    for expected in ["Two processes, ", "ping-pong", "bulk transfer", "Highwire", "loopback TCP", "GB/s"] {
+        assert!(out.contains(expected), "{expected:?} is missing in:\n{out}");
+    }
+}
+
+#[test]
+fn latency_as_json_has_the_promised_shape() {
+    let out = Place::new().highwire(LATENCY).assert().code(0);
+    assert_is_latency_report(&stdout(&out));
+    assert_eq!(stderr(&out), "", "a run that went well has nothing to complain of");
+}
+
+#[test]
+fn a_report_is_json_and_a_plot() {
+    let place = Place::new();
+    let report = place.path().join("reports/new");
+    let arguments = ["bench", "latency", "--seconds", "2", "--sizes", "4", "--contestants", "raw-ring,vi", "--report"];
+    place.highwire(&arguments).arg(&report).assert().code(0);
+    let json: Value = serde_json::from_slice(&std::fs::read(report.join("latency.json")).unwrap()).unwrap();
+    assert_eq!(json["bench"], "latency");
+    let files = std::fs::read_dir(&report).unwrap().map(|file| file.unwrap().path());
+    let plots: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|end| end == "svg")).collect();
+    assert!(!plots.is_empty(), "no plot was drawn");
+    for plot in plots {
+        assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"), "{plot:?} is no plot");
+    }
+
+    // Where it cannot be written, that is a failure that names the place.
+    let taken = place.path().join("taken");
+    std::fs::write(&taken, "").unwrap();
+    let failed = place.highwire(&arguments).arg(&taken).assert().code(1);
+    assert!(stderr(&failed).contains(taken.to_str().unwrap()), "{}", stderr(&failed));
+}
+
+#[test]
+fn a_state_that_never_comes_ends_with_3_and_what_to_do() {
+    let place = Place::new();
+    for state in ["near", "far"] {
+        let arguments = ["bench", "latency", "--seconds", "1", "--sizes", "4", "--contestants", "vi", "--state", state];
+        let ended = place.highwire(&arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        // Which of the two the machine is in, nobody can say beforehand.
+        match ended.status.code() {
+            Some(0) => assert!(String::from_utf8_lossy(&ended.stdout).contains(&format!("state    {state}"))),
+            Some(3) => assert!(said.contains("try again, give more --seconds, or leave --state out"), "{said}"),
+            code => panic!("{state}: ended with {code:?}: {said}"),
+        }
+    }
+}
+
+#[test]
+fn two_measurements_at_once_both_come_to_their_end() {
+    let place = Place::new();
+    let start = || place.highwire(LATENCY).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    for run in [start(), start()] {
+        assert_is_latency_report(&stdout(&run.wait_with_output().unwrap().assert().code(0)));
+    }
+}
+
+#[test]
+fn stopping_it_leaves_no_process_and_nothing_in_the_way_of_the_next() {
+    let place = Place::new();
+    // Ctrl-C reaches the whole group; a supervisor signals one process; a crash asks nobody.
+    for (signal, whole_group) in [("INT", true), ("INT", false), ("TERM", false), ("KILL", false)] {
+        let mut command = place.highwire(&["bench", "latency", "--seconds", "60"]);
+        let mut run = command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let group = run.id();
+        until("there are two processes", || members(group).len() == 2);
+        // Right after the start, and once it is measuring.
+        std::thread::sleep(Duration::from_millis(if whole_group { 500 } else { 20 }));
+        send_signal(signal, if whole_group { format!("-{group}") } else { group.to_string() });
+        let status = wait(&mut run);
+        assert!(!status.success(), "SIG{signal}: a run that was stopped did not go well");
+        until("nobody is left", || members(group).is_empty());
+    }
+    assert_is_latency_report(&stdout(&place.highwire(LATENCY).assert().code(0)));
+}
+
+#[test]
+fn a_reader_that_has_read_enough_is_not_a_failure() {
+    let place = Place::new();
+    for arguments in [&[][..], &["bench", "latency", "--json", "--seconds", "1", "--sizes", "4"]] {
+        let mut command = place.highwire(arguments);
+        let mut run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(run.stdout.take());
+        let ended = run.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{arguments:?} ended with {}", ended.status);
+        assert_eq!(String::from_utf8_lossy(&ended.stderr), "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let failed = Place::new().highwire(&[]).stdout(full).output().unwrap().assert().code(1);
+    assert!(stderr(&failed).contains("No space left"), "{}", stderr(&failed));
+}
+
+#[test]
+fn any_user_can_measure() {
+    let place = Place::new();
+    // A copy: the way to the binary that was built may be closed to others.
+    let program = place.path().join("highwire");
+    std::fs::copy(BINARY, &program).unwrap();
+    let temporary = place.path().join("tmp");
+    std::fs::create_dir(&temporary).unwrap();
+    let mut command = Command::new(&program);
+    command.args(LATENCY).env("TMPDIR", &temporary).current_dir("/");
+    command.env_remove("HIGHWIRE_RUNTIME_DIR").env_remove("XDG_RUNTIME_DIR");
+    let ours = std::fs::metadata(place.path()).unwrap().uid();
+    let user = if ours == 0 { NOBODY } else { ours };
+    if ours == 0 {
+        std::fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+        chown(&temporary, Some(NOBODY), Some(NOBODY)).unwrap();
+        command.uid(NOBODY).gid(NOBODY);
+    } else {
+        eprintln!("NOT TESTED, needs root: a user other than the one who runs the tests");
+    }
+    assert_is_latency_report(&stdout(&command.assert().code(0)));
+    let made = std::fs::metadata(temporary.join(format!("highwire-{user}"))).unwrap();
+    assert_eq!((made.uid(), made.mode() & 0o777), (user, 0o700), "the runtime directory is private to its user");
+}
+
+#[test]
+fn a_runtime_directory_that_is_not_safe_is_refused_with_what_to_do() {
+    let place = Place::new();
+    let run = place.path().join("run");
+    let refused = |expected: &str| {
+        let failed = place.highwire(LATENCY).assert().code(1);
+        assert!(stderr(&failed).contains(expected), "{expected:?} is missing in:\n{}", stderr(&failed));
+    };
+    std::fs::set_permissions(&run, Permissions::from_mode(0o777)).unwrap();
+    refused("chmod 700");
+    std::fs::remove_dir_all(&run).unwrap();
+    refused("mkdir -m 700");
+}
+
+/// Directories of a test's own. While it lives, no other test of this file runs: most of them keep
+/// two CPUs busy.
+struct Place {
+    directory: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Place {
+    fn new() -> Place {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let directory = tempfile::Builder::new().prefix("hw").tempdir().unwrap();
+        DirBuilder::new().mode(0o700).create(directory.path().join("run")).unwrap();
+        Place { directory, _alone: alone }
+    }
+
+    fn path(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
+    /// The command, with names in this place.
+    fn highwire(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).env("HIGHWIRE_RUNTIME_DIR", self.path().join("run")).stdin(Stdio::null());
+        command
+    }
+}
+
+fn stdout(assert: &Assert) -> String {
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn stderr(assert: &Assert) -> String {
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+/// That the text is what [`LATENCY`] is to print.
+fn assert_is_latency_report(text: &str) {
+    let report: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in:\n{text}"));
+    assert!(report["machine"].is_object(), "{text}");
+    // A machine that is busy with something else is neither near nor far.
+    let state = report["state"].as_str().unwrap();
+    assert!(["near", "far", "disturbed", "one-core"].contains(&state), "{state}");
+    let rows = report["rows"].as_array().unwrap();
+    let contestants: Vec<&str> = rows.iter().map(|row| row["contestant"].as_str().unwrap()).collect();
+    assert_eq!(contestants, ["raw-ring", "vi", "tcp-spin"], "{text}");
+    for row in rows {
+        assert_eq!((&row["measure"], &row["size"]), (&Value::from("latency_ns"), &Value::from(4)));
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {row}"));
+        let quantiles = ["p10", "median", "p90", "p99"].map(number);
+        assert!(quantiles[0] > 0.0 && quantiles.is_sorted(), "{row}");
+        assert!(number("count") >= 1.0 && number("of_floor") > 0.0, "{row}");
+    }
+    assert_eq!(rows[0]["of_floor"], 1.0, "the floor is what all are measured by");
+}
+
+/// Processes of a group that have not ended.
+fn members(group: u32) -> Vec<u32> {
+    let numbers =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let belongs = |pid: &u32| {
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+        // The name in parentheses may hold anything; behind it come state, parent and group.
+        let behind: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+        behind.len() > 2 && behind[0] != "Z" && behind[2] == group.to_string()
+    };
+    numbers.filter(belongs).collect()
+}
+
+fn send_signal(signal: &str, whom: String) {
+    Command::new("bash").args(["-c", "kill -s \"$0\" -- \"$1\"", signal, &whom]).assert().success();
+}
+
+fn wait(child: &mut Child) -> std::process::ExitStatus {
+    let mut status = None;
+    until("it ends", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
+
+fn until(what: &str, mut look: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !look() {
+        assert!(Instant::now() < deadline, "after 20 seconds it is still not true that {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+const BINARY: &str = env!("CARGO_BIN_EXE_highwire");
+const LATENCY: &[&str] =
+    &["bench", "latency", "--json", "--seconds", "3", "--sizes", "4", "--contestants", "raw-ring,vi,tcp-spin"];
+/// The user whom nothing belongs to.
+const NOBODY: u32 = 65534;

@@ -1,0 +1,181 @@
+//! What the documents say is true: every command of the README works, its program is the one that
+//! runs, every link leads somewhere, and every promise names tests that exist.
+
+use assert_cmd::assert::OutputAssertExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+#[test]
+fn every_command_of_the_readme_works() {
+    let commands = commands(&document("README.md"));
+    assert!(commands.iter().any(|command| command == "cargo run --release -- demo"), "{commands:#?}");
+    assert!(commands.iter().any(|command| command == "./test"), "{commands:#?}");
+    for command in commands.iter().filter(|command| !command.contains("--example hello")) {
+        eprintln!("$ {command}");
+        if command == "./test" {
+            // It is what runs this test.
+            assert_ne!(root().join("test").metadata().unwrap().permissions().mode() & 0o111, 0);
+            Command::new("bash").args(["-n", "test"]).current_dir(root()).assert().success();
+            continue;
+        }
+        let unbounded = command.contains(" bench ") && !command.contains("--seconds");
+        let command = if unbounded { format!("{command} --seconds {SECONDS}") } else { command.clone() };
+        shell(&command).assert().success();
+    }
+}
+
+#[test]
+fn two_terminals_exchange_a_message() {
+    let commands = commands(&document("README.md"));
+    let find =
+        |role: &str| commands.iter().find(|command| command.contains("--example hello") && command.ends_with(role));
+    let (listen, connect) = (find(" listen").unwrap(), find(" connect").unwrap());
+    let names = tempfile::Builder::new().prefix("hw").tempdir().unwrap();
+    let in_terminal = |command: &str| {
+        let mut terminal = shell(command);
+        terminal.env("HIGHWIRE_RUNTIME_DIR", names.path()).stdout(Stdio::piped());
+        terminal
+    };
+    let one = in_terminal(listen).spawn().unwrap();
+    let deadline = Instant::now() + BUILD_PATIENCE;
+    while !names.path().join("hello.sock").exists() {
+        assert!(Instant::now() < deadline, "nobody listens after {BUILD_PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    in_terminal(connect).assert().success();
+    let one = one.wait_with_output().unwrap().assert().success();
+    assert_eq!(String::from_utf8_lossy(&one.get_output().stdout), "receive 1: \"hello, wire\"\n");
+}
+
+#[test]
+fn the_program_in_the_readme_is_the_one_that_runs() {
+    let program = document("crates/cli/examples/hello.rs");
+    // All but the comment at its top, which the text around it says in the README.
+    let program = program.split_once("\n\n").unwrap().1;
+    let blocks = blocks(&document("README.md"), "rust");
+    assert!(blocks.iter().any(|block| block == program), "crates/cli/examples/hello.rs is not in README.md as it is");
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    for name in DOCUMENTS {
+        let path = root().join(name);
+        for link in links(&document(name)) {
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let file = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            assert!(file.exists(), "{name} links to {link}, which is not there");
+            if !anchor.is_empty() {
+                let headings = headings(&std::fs::read_to_string(&file).unwrap());
+                assert!(
+                    headings.iter().any(|heading| heading == anchor),
+                    "{name} links to {link}, but has {headings:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let promises = document("docs/promises.md");
+    let numbered: Vec<&str> = promises.split("\n## ").skip(1).filter(|part| starts_with_number(part)).collect();
+    assert!(numbered.len() >= 10, "only {} promises are numbered", numbered.len());
+    for (at, promise) in numbered.iter().enumerate() {
+        let heading = promise.lines().next().unwrap();
+        assert!(heading.starts_with(&format!("{}. ", at + 1)), "{heading:?} is out of order");
+        assert!(promise.contains("Kept by"), "{heading:?} does not say what keeps it");
+    }
+    let tests: Vec<String> = code_spans(&promises).into_iter().filter(|span| span.contains(".rs::")).collect();
+    assert!(tests.len() >= numbered.len());
+    for test in tests {
+        let (file, name) = test.split_once("::").unwrap();
+        let source = std::fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(source.contains(&format!("fn {name}(")), "docs/promises.md names {test}, which does not exist");
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn document(name: &str) -> String {
+    std::fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn shell(command: &str) -> Command {
+    let mut shell = Command::new("bash");
+    shell.args(["-c", command]).current_dir(root()).stdin(Stdio::null());
+    shell
+}
+
+/// What a reader would type: lines of shell blocks, and commands in the text and in tables.
+fn commands(text: &str) -> Vec<String> {
+    let blocks = blocks(text, "sh");
+    let lines = blocks.iter().flat_map(|block| block.lines()).map(str::trim).filter(|line| !line.is_empty());
+    let mut commands: Vec<String> = lines.filter(|line| !line.starts_with('#')).map(str::to_owned).collect();
+    let is_command = |span: &String| span.starts_with("cargo ") || span.starts_with("./");
+    for span in code_spans(text).into_iter().filter(is_command) {
+        if !commands.contains(&span) {
+            commands.push(span);
+        }
+    }
+    commands
+}
+
+/// Contents of the fenced blocks in this language.
+fn blocks(text: &str, language: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let Some(found) = line.strip_prefix("```") else { continue };
+        let block: String = lines.by_ref().take_while(|line| *line != "```").map(|line| format!("{line}\n")).collect();
+        if found == language {
+            blocks.push(block);
+        }
+    }
+    blocks
+}
+
+/// The text without its fenced blocks.
+fn prose(text: &str) -> String {
+    let outside = |(at, part): (usize, &str)| at.is_multiple_of(2).then(|| part.to_owned());
+    text.split("```").enumerate().filter_map(outside).collect()
+}
+
+fn code_spans(text: &str) -> Vec<String> {
+    prose(text).split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Targets of links within the project.
+fn links(text: &str) -> Vec<String> {
+    let text = prose(text);
+    let targets = text.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned()));
+    targets.filter(|target| !target.contains("://")).collect()
+}
+
+/// Headings as links name them.
+fn headings(text: &str) -> Vec<String> {
+    let kept = |c: char| c.is_alphanumeric() || c == ' ' || c == '-';
+    let name =
+        |line: &str| line.trim_start_matches('#').trim().to_lowercase().replace(|c| !kept(c), "").replace(' ', "-");
+    prose(text).lines().filter(|line| line.starts_with('#')).map(name).collect()
+}
+
+fn starts_with_number(part: &str) -> bool {
+    part.starts_with(|c: char| c.is_ascii_digit())
+}
+
+const DOCUMENTS: &[&str] = &[
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/promises.md",
+    "docs/protocol/shared-memory.md",
+];
+/// For measurements that the README does not bound: enough to see that they work.
+const SECONDS: u32 = 5;
+/// The first command builds the release.
+const BUILD_PATIENCE: Duration = Duration::from_secs(180);
