@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     } else {
         let mut vi = nic.connect("shm:hello")?;
         vi.send_bytes(2, b"hello, wire")?;
-        vi.disconnect(patience)?; // when everything sent is with the other side
+        println!("send {}: the other side has it", vi.wait(patience)?.token);
     }
     Ok(())
 }

@@ -63,6 +63,15 @@ fn latency_as_json_has_the_promised_shape() {
 }
 
 #[test]
+fn a_thousand_connections_take_less_than_64_mib() {
+    let arguments = ["bench", "connections", "--json", "--seconds", "5", "--sizes", "1000"];
+    let report: Value = serde_json::from_str(&stdout(&Place::new().highwire(&arguments).assert().code(0))).unwrap();
+    let is_memory = |row: &&Value| row["measure"] == "memory_bytes" && row["size"] == 1000;
+    let bytes = report["rows"].as_array().unwrap().iter().find(is_memory).unwrap()["median"].as_f64().unwrap();
+    assert!(bytes > 0.0 && bytes < f64::from(64 << 20), "{bytes} bytes");
+}
+
+#[test]
 fn a_report_is_json_and_a_plot() {
     let place = Place::new();
     let report = place.path().join("reports/new");

@@ -96,6 +96,18 @@ fn every_promise_names_tests_that_exist() {
     }
 }
 
+#[test]
+fn unsafe_code_is_forbidden_everywhere_but_in_mem() {
+    let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    for path in crates.filter(|path| !path.ends_with("mem")) {
+        let roots = ["src/lib.rs", "src/main.rs"].map(|name| path.join(name));
+        let sources: Vec<String> = roots.iter().filter_map(|root| std::fs::read_to_string(root).ok()).collect();
+        assert!(!sources.is_empty(), "{path:?} has neither lib.rs nor main.rs");
+        let forbidden = sources.iter().all(|source| source.lines().any(|line| line == "#![forbid(unsafe_code)]"));
+        assert!(forbidden, "{path:?} does not forbid unsafe code");
+    }
+}
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }

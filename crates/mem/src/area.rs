@@ -28,7 +28,25 @@ struct Ground {
 struct Entry {
     ground: usize,
     start: usize,
-    freed: bool,
+    end: usize,
+    state: EntryState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EntryState {
+    Live,
+    Freed,
+    /// Kept by the reader: the walk goes around it.
+    Pinned,
+}
+
+/// An extent that the walk goes around.
+#[derive(Debug)]
+struct Pinned {
+    id: u64,
+    ground: usize,
+    start: usize,
+    end: usize,
 }
 
 /// The walk through one or, while an old one empties, several stretches of the sender's region.
@@ -38,6 +56,7 @@ pub struct PayloadArea {
     /// Where the next extent begins, in the last ground.
     head: usize,
     entries: VecDeque<Entry>,
+    pinned: Vec<Pinned>,
     first_id: u64,
     laps: u64,
 }
@@ -68,28 +87,21 @@ impl PayloadArea {
         self.head = 0;
     }
 
-    /// Takes up to `most` contiguous bytes, at least `least` of them, or nothing.
+    /// Takes up to `most` contiguous bytes, at least `least` of them and one, or nothing.
     pub fn reserve(&mut self, least: usize, most: usize) -> Option<Extent> {
         let ground = self.grounds.len().checked_sub(1)?;
-        let (len, live) = (self.grounds[ground].len, self.grounds[ground].live);
-        let tail = self.oldest(ground);
-        let (start, room) = match tail {
-            _ if live == 0 => {
-                // All free: go on walking rather than begin again.
-                let rest = len - self.head;
-                if rest >= least { (self.head, rest) } else { (0, len) }
-            }
+        let len = self.grounds[ground].len;
+        let least = least.max(1);
+        let (start, room) = match self.oldest(ground) {
+            // Nothing in the way: go on walking rather than begin again.
+            None => self.gap(ground, self.head, len, least).or_else(|| self.gap(ground, 0, len, least)),
+            // What is live lies between the tail and the head, and the walk never catches up with
+            // it: full and empty differ.
             Some(tail) if tail < self.head => {
-                let rest = len - self.head;
-                // The piece before `tail` stays short of it, so that full and empty differ.
-                if rest >= least { (self.head, rest) } else { (0, tail) }
+                self.gap(ground, self.head, len, least).or_else(|| self.gap(ground, 0, tail, least))
             }
-            Some(tail) => (self.head, tail - self.head),
-            None => (self.head, len - self.head),
-        };
-        if room < least || room == 0 {
-            return None;
-        }
+            Some(tail) => self.gap(ground, self.head, tail, least),
+        }?;
         let taken = most.min(room);
         self.grounds[ground].live += 1;
         if start < self.head {
@@ -101,21 +113,53 @@ impl PayloadArea {
             self.laps += 1;
         }
         let id = self.first_id + self.entries.len() as u64;
-        self.entries.push_back(Entry { ground: self.grounds[ground].offset, start, freed: false });
-        Some(Extent { offset: self.grounds[ground].offset + start, len: taken, id })
+        let offset = self.grounds[ground].offset;
+        self.entries.push_back(Entry { ground: offset, start, end: start + taken, state: EntryState::Live });
+        Some(Extent { offset: offset + start, len: taken, id })
+    }
+
+    /// The first place between `from` and `to` with `least` free bytes, going around what is pinned.
+    #[inline]
+    fn gap(&self, ground: usize, from: usize, to: usize, least: usize) -> Option<(usize, usize)> {
+        let fits = |start: usize, end: usize| (end.saturating_sub(start) >= least).then(|| (start, end - start));
+        if self.pinned.is_empty() {
+            return fits(from, to);
+        }
+        let offset = self.grounds[ground].offset;
+        let mut start = from;
+        loop {
+            let in_the_way = |pin: &&Pinned| pin.ground == offset && pin.end > start && pin.start < to;
+            let Some(pin) = self.pinned.iter().filter(in_the_way).min_by_key(|pin| pin.start) else {
+                return fits(start, to);
+            };
+            if let Some(found) = fits(start, pin.start) {
+                return Some(found);
+            }
+            start = pin.end.next_multiple_of(LINE);
+        }
+    }
+
+    /// The reader keeps this extent, perhaps for long: the walk goes around it from now on.
+    pub fn pin(&mut self, id: u64) {
+        let Some(entry) = self.entry(id) else { return };
+        if entry.state == EntryState::Live {
+            entry.state = EntryState::Pinned;
+            let pinned = Pinned { id, ground: entry.ground, start: entry.start, end: entry.end };
+            self.pinned.push(pinned);
+            self.forget_settled();
+        }
     }
 
     /// Gives an extent back, in any order. Stretches that are no longer needed go to `returned`.
     pub fn free(&mut self, id: u64, mut returned: impl FnMut(usize, usize)) {
-        let index = id.checked_sub(self.first_id).and_then(|index| usize::try_from(index).ok());
-        let entry = index.and_then(|index| self.entries.get_mut(index)).expect("an extent is freed once");
-        assert!(!std::mem::replace(&mut entry.freed, true), "an extent is freed once");
-        while self.entries.front().is_some_and(|entry| entry.freed) {
-            let Some(entry) = self.entries.pop_front() else { break };
-            self.first_id += 1;
-            let position = self.grounds.iter().position(|ground| ground.offset == entry.ground);
-            let position = position.expect("a live extent has its ground");
-            self.grounds[position].live -= 1;
+        if let Some(position) = self.pinned.iter().position(|pin| pin.id == id) {
+            let ground = self.pinned.swap_remove(position).ground;
+            self.leave(ground);
+        } else {
+            let entry = self.entry(id).expect("an extent is freed once");
+            assert!(entry.state == EntryState::Live, "an extent is freed once");
+            entry.state = EntryState::Freed;
+            self.forget_settled();
         }
         // Also a stretch that was empty already when the area moved on.
         while let Some(position) = self.idle_before_last() {
@@ -124,10 +168,32 @@ impl PayloadArea {
         }
     }
 
+    fn entry(&mut self, id: u64) -> Option<&mut Entry> {
+        let index = usize::try_from(id.checked_sub(self.first_id)?).ok()?;
+        self.entries.get_mut(index)
+    }
+
+    /// Forgets the oldest extents that are no longer in the way.
+    fn forget_settled(&mut self) {
+        while self.entries.front().is_some_and(|entry| entry.state != EntryState::Live) {
+            let Some(entry) = self.entries.pop_front() else { break };
+            self.first_id += 1;
+            if entry.state == EntryState::Freed {
+                self.leave(entry.ground);
+            }
+        }
+    }
+
+    fn leave(&mut self, offset: usize) {
+        let ground = self.grounds.iter_mut().find(|ground| ground.offset == offset);
+        ground.expect("a live extent has its ground").live -= 1;
+    }
+
     /// Gives all stretches back; nothing in them may be in use any more.
     pub fn abandon(&mut self, mut returned: impl FnMut(usize, usize)) {
         self.first_id += self.entries.len() as u64;
         self.entries.clear();
+        self.pinned.clear();
         for ground in self.grounds.drain(..) {
             returned(ground.offset, ground.len);
         }
@@ -135,7 +201,7 @@ impl PayloadArea {
 
     /// True if nothing is in use.
     pub fn is_idle(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.pinned.is_empty()
     }
 
     fn idle_before_last(&self) -> Option<usize> {
@@ -145,7 +211,9 @@ impl PayloadArea {
 
     fn oldest(&self, ground: usize) -> Option<usize> {
         let offset = self.grounds[ground].offset;
-        self.entries.iter().find(|entry| entry.ground == offset).map(|entry| entry.start)
+        // Mostly the first; others only while an old stretch empties.
+        let mut live = self.entries.iter().filter(|entry| entry.ground == offset && entry.state == EntryState::Live);
+        live.next().map(|entry| entry.start)
     }
 }
 

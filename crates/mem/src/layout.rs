@@ -48,7 +48,7 @@ pub(crate) const ATTENTION_AT: usize = 0x40;
 pub(crate) const STATE_AT: usize = 0x44;
 pub(crate) const HELD_AT: usize = 0x100;
 
-const META_AT: usize = 0x04;
+pub(crate) const META_AT: usize = 0x04;
 pub(crate) const LENGTH_AT: usize = 0x08;
 const IMMEDIATE_AT: usize = 0x0c;
 

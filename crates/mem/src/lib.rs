@@ -58,7 +58,7 @@ pub use {
     clock::{Ticks, ticks, ticks_per_second},
     courier::{Courier, CourierError, CourierListener, Credentials},
     extents::Extents,
-    fork::{in_forked_child, watch_for_forks},
+    fork::Process,
     peer_bytes::PeerBytes,
     pool::{Pool, PoolError},
     region::{

@@ -102,6 +102,9 @@ pub enum Lie {
         /// The slot index it names.
         index: u64,
     },
+    /// Something came on the pair's socket that is no region that can be taken over.
+    #[error("the peer handed over something that is no region, or not a safe one")]
+    BadHandover,
     /// The reader holds more payloads than the connection allows.
     #[error("the peer holds more than the {limit} payloads that this connection allows")]
     HoldsTooMany {
@@ -137,7 +140,10 @@ impl Flags {
     /// The reader is asked to publish its progress as soon as it has consumed this slot.
     pub const ACKNOWLEDGE: Flags = Flags(8);
 
-    const KNOWN: u8 = 15;
+    /// The same, unless the reader finds a further slot right behind this one.
+    pub const SOON: Flags = Flags(16);
+
+    const KNOWN: u8 = 31;
 
     /// These bits and those of `other`.
     #[must_use]
@@ -433,6 +439,7 @@ pub struct SlotReader {
     published: u64,
     threshold: u64,
     acknowledge: bool,
+    soon: bool,
     /// Slots found in a row.
     streak: u32,
     full_fence: bool,
@@ -483,6 +490,7 @@ impl SlotReader {
             published: start,
             threshold: (depth / 4).max(1),
             acknowledge: false,
+            soon: false,
             streak: 0,
             full_fence: writers_fence(full_fence),
         }
@@ -491,6 +499,12 @@ impl SlotReader {
     /// A view of the next slot for whoever waits on many readers.
     pub fn watch(&self) -> SlotWatch {
         self.watch.clone()
+    }
+
+    /// Progress is to be published as soon as no further slot is there.
+    #[inline]
+    pub fn publish_soon(&mut self) {
+        self.soon = true;
     }
 
     /// Index of the next slot to be read.
@@ -588,7 +602,7 @@ impl SlotReader {
     /// True if progress should be published now, by the delayed-acknowledgement rule.
     #[inline]
     pub fn publish_due(&self) -> bool {
-        self.acknowledge || self.tail - self.published >= self.threshold
+        self.acknowledge || self.tail - self.published >= self.threshold || self.soon && !self.ready()
     }
 
     /// True if there is progress that the writer cannot see yet.
@@ -600,6 +614,7 @@ impl SlotReader {
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.acknowledge = false;
+        self.soon = false;
         self.published = self.tail;
         // Release: pairs with the acquire in `SlotWriter::refresh`; covers `held` and, since the
         // content was copied before, the slots themselves.

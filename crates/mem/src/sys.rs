@@ -263,7 +263,7 @@ pub(crate) fn prefetch_to_write(view: &crate::memory::View, at: usize) {
     let _ = pointer;
 }
 
-/// Zeroed in a forked child by the kernel, one everywhere else.
+/// A page that the kernel clears in every forked child. It stays for ever.
 pub(crate) fn wipe_on_fork_page() -> Option<NonNull<AtomicU32>> {
     const PAGE: usize = 4096;
     // SAFETY: a new private mapping touches nothing that exists.
@@ -274,8 +274,6 @@ pub(crate) fn wipe_on_fork_page() -> Option<NonNull<AtomicU32>> {
     // SAFETY: the page was just mapped, is never unmapped, and nothing else refers to it.
     unsafe { rustix::mm::madvise(base.as_ptr(), PAGE, rustix::mm::Advice::LinuxWipeOnFork) }.ok()?;
     let word = base.cast::<AtomicU32>();
-    // SAFETY: mapped, aligned to a page, and an AtomicU32 is valid for any bytes.
-    unsafe { word.as_ref() }.store(1, Ordering::Relaxed);
     Some(word)
 }
 

@@ -1,6 +1,7 @@
 //! A thread that sleeps until one of the descriptors it watches has news: a rendezvous socket with
 //! a message or a hang-up, a pidfd whose process died. It costs nothing while nothing happens.
 
+use crate::fork::Process;
 use rustix::event::{EventfdFlags, epoll};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -40,6 +41,7 @@ struct Table {
 
 /// The handle of the thread; dropping it ends the thread.
 pub struct Watcher {
+    process: Process,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -58,7 +60,7 @@ impl Watcher {
             .name("highwire-watch".into())
             .stack_size(256 << 10)
             .spawn(move || inside.run())?;
-        Ok(Watcher { shared, thread: Some(thread) })
+        Ok(Watcher { process: Process::current(), shared, thread: Some(thread) })
     }
 
     /// Calls `action` on the watcher's thread whenever `descriptor` is readable or hung up, until
@@ -137,7 +139,7 @@ impl Shared {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        if crate::in_forked_child() {
+        if !self.process.is_this() {
             // The thread is the parent's, and so is the eventfd.
             std::mem::forget(self.thread.take());
             return;

@@ -57,6 +57,9 @@ impl Background {
 
     /// Sends a message: see [`crate::SendQueue::post_send`].
     pub fn post_send(&self, message: Message) -> Result<(), Refused<Message>> {
+        if !self.member.process.is_this() {
+            return Err(Refused { reason: PostError::ForkedChild, descriptor: message });
+        }
         let result = lock(&self.shared.vi).post_send(message);
         self.member.queue.wake();
         result
@@ -64,6 +67,9 @@ impl Background {
 
     /// Sends a copy of `bytes`: see [`crate::SendQueue::send_bytes`].
     pub fn send_bytes(&self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
+        if !self.member.process.is_this() {
+            return Err(PostError::ForkedChild);
+        }
         let result = lock(&self.shared.vi).send_bytes(token, bytes);
         self.member.queue.wake();
         result
@@ -71,6 +77,9 @@ impl Background {
 
     /// Gives a place for the next message: see [`crate::RecvQueue::post_recv`].
     pub fn post_recv(&self, receive: Receive) -> Result<(), Refused<Receive>> {
+        if !self.member.process.is_this() {
+            return Err(Refused { reason: PostError::ForkedChild, descriptor: receive });
+        }
         let result = lock(&self.shared.vi).post_recv(receive);
         self.member.queue.wake();
         result
@@ -78,11 +87,17 @@ impl Background {
 
     /// The next completion, if there is one.
     pub fn poll(&self) -> Option<Completion> {
+        if !self.member.process.is_this() {
+            return None;
+        }
         lock(&self.shared.taken).completions.pop_front()
     }
 
     /// Waits for the next completion, at most `timeout`.
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
+        if !self.member.process.is_this() {
+            return Err(WaitError::ForkedChild);
+        }
         let deadline = deadline(timeout);
         let mut taken = lock(&self.shared.taken);
         loop {
@@ -127,11 +142,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for Background {
     fn drop(&mut self) {
+        if !self.member.process.is_this() {
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.member.queue.wake();
-        if let Some(thread) = self.thread.take()
-            && !highwire_mem::in_forked_child()
-        {
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }

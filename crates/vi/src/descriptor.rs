@@ -8,8 +8,7 @@ use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::bells::QueueShared;
-use crate::vi::ViId;
+use crate::member::Member;
 
 /// A piece of an outgoing payload.
 #[derive(Debug)]
@@ -425,22 +424,26 @@ impl Completion {
 pub(crate) struct Returns {
     slots: Mutex<Vec<u64>>,
     pub waiting: AtomicBool,
-    pub queue: Arc<QueueShared>,
-    pub id: ViId,
+    member: Arc<Member>,
 }
 
 impl Returns {
-    pub(crate) fn new(queue: Arc<QueueShared>, id: ViId) -> Returns {
-        Returns { slots: Mutex::default(), waiting: AtomicBool::new(false), queue, id }
+    pub(crate) fn new(member: Arc<Member>) -> Returns {
+        Returns { slots: Mutex::default(), waiting: AtomicBool::new(false), member }
     }
 
     fn put(&self, slot: u64) {
+        if !self.member.process.is_this() {
+            // A forked child has a copy of the value, but the payload is its parent's.
+            return;
+        }
         self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
         self.waiting.store(true, Ordering::Release);
-        self.queue.ring_locally(self.id);
+        self.member.show(&self.member.returned);
     }
 
     pub(crate) fn take(&self) -> Vec<u64> {
+        self.member.returned.store(false, Ordering::Relaxed);
         self.waiting.store(false, Ordering::Release);
         std::mem::take(&mut *self.slots.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -390,6 +390,12 @@ pub enum GrantError {
     /// A region that is yet to be frozen cannot be granted.
     #[error("the region is made to be frozen; freeze it before granting it")]
     NotFrozenYet,
+    /// More regions than one peer is given.
+    #[error("{limit} regions were given to this peer already, the most there may be")]
+    TooMany {
+        /// The limit in force.
+        limit: usize,
+    },
     /// The message did not get through.
     #[error("the region could not be sent: {0}")]
     Courier(String),

@@ -62,6 +62,20 @@ impl Drop for BellLease {
     }
 }
 
+/// A block of a pair that exists already, given back unless the VI comes about.
+struct BlockLease {
+    peer: Option<Arc<Peer>>,
+    block: Block,
+}
+
+impl Drop for BlockLease {
+    fn drop(&mut self) {
+        if let Some(peer) = self.peer.take() {
+            peer.return_block(self.block);
+        }
+    }
+}
+
 /// Our half before the other side answers: either an existing pair, or a region for a new one.
 enum Side {
     Known(Arc<Peer>),
@@ -94,11 +108,12 @@ impl Side {
 }
 
 /// Our block for a new VI, ready for the other side to look at.
-fn prepare(side: &mut Side, shape: BlockShape, first_index: u64, serial: u32) -> Result<Block, ConnectError> {
+fn prepare(side: &mut Side, shape: BlockShape, first_index: u64, serial: u32) -> Result<BlockLease, ConnectError> {
     let (block, fresh) = side.take_block(shape)?;
     block.prepare(side.memory(), first_index, fresh);
     block.set_state(side.memory(), state_word(serial, STATE_OPEN));
-    Ok(block)
+    let peer = if let Side::Known(peer) = side { Some(peer.clone()) } else { None };
+    Ok(BlockLease { peer, block })
 }
 
 /// Descriptors in the order of the protocol.
@@ -147,7 +162,7 @@ struct Joining<'a> {
     options: &'a ViOptions<'a>,
     side: Side,
     lease: BellLease,
-    block: Block,
+    block: BlockLease,
     shape: BlockShape,
     first_index: u64,
     serial: u32,
@@ -165,7 +180,7 @@ impl Joining<'_> {
             nic: self.nic.name,
             pair: self.pair,
             region_bytes: self.side.memory().len() as u64,
-            block_offset: self.block.offset() as u64,
+            block_offset: self.block.block.offset() as u64,
             first_index: self.first_index,
             depth: self.shape.depth(),
             loans: self.shape.loans(),
@@ -177,6 +192,21 @@ impl Joining<'_> {
 
     /// The peer, made if the pair is new, and everything that the VI needs of it.
     fn join(mut self, half: &Half, theirs: Theirs, courier: &Arc<Courier>) -> Result<(Vi, bool), Refusal> {
+        // Everything is judged before the pair is made, so that a refusal can still be sent.
+        let their_bytes = match (&self.side, &theirs.region) {
+            (Side::Known(peer), _) => peer.theirs().len(),
+            (Side::New { .. }, Some(region)) => region.memory().len(),
+            (Side::New { .. }, None) => return Err(Refusal::BadMemory),
+        };
+        let peer_block = Block::new(half.block_offset, self.shape, their_bytes).ok_or(Refusal::Limits)?;
+        let their_bell = BellIndex::new(half.bell).ok_or(Refusal::Limits)?;
+        let known_page = match &self.side {
+            Side::Known(peer) => peer.page(half.queue).is_some(),
+            Side::New { .. } => false,
+        };
+        if theirs.page.is_none() && !known_page {
+            return Err(Refusal::BadMemory);
+        }
         let peer = match self.side {
             Side::Known(peer) => peer,
             Side::New { own, extents } => {
@@ -201,16 +231,16 @@ impl Joining<'_> {
             return Err(Refusal::NoRoom);
         }
         let page = peer.page(half.queue).ok_or(Refusal::BadMemory)?;
-        let peer_block = Block::new(half.block_offset, self.shape, peer.theirs().len()).ok_or(Refusal::Limits)?;
-        let rope = page.rope(BellIndex::new(half.bell).ok_or(Refusal::Limits)?);
+        let rope = page.rope(their_bell);
         let new_page = self.new_page;
         let bell = self.lease.index.take().ok_or(Refusal::NoRoom)?;
+        self.block.peer = None;
         let parts = Parts {
             peer,
             queue: self.lease.queue.clone(),
             home: self.lease.home.clone(),
             bell,
-            block: self.block,
+            block: self.block.block,
             peer_block,
             first_index: self.first_index,
             serial: self.serial,
@@ -227,8 +257,8 @@ pub(crate) fn connect(
     path: &Path,
     options: &ViOptions<'_>,
 ) -> Result<Vi, ConnectError> {
-    // One at a time: two first connections to one peer would make two pairs.
-    let _turn = nic.connecting();
+    let turn = nic.turn_to_connect(path);
+    let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for attempt in 1.. {
         match connect_once(nic, address, path, options, attempt > 1) {
             Err(ConnectError::Refused { reason: Refusal::UnknownPair, .. }) if attempt < TRIES => {}

@@ -7,10 +7,11 @@ use crate::member::deadline;
 use crate::nic::NicInner;
 use crate::rendezvous::{MESSAGE_BYTES, Refusal};
 use crate::vi::Vi;
-use highwire_mem::{Courier, CourierError, CourierListener, in_forked_child};
+use highwire_mem::{Courier, CourierError, CourierListener};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -33,6 +34,28 @@ pub struct Listener {
     allow: Allow,
     half_open: Mutex<Vec<HalfOpen>>,
     _lock: OwnedFd,
+    /// Dropped after the lock's descriptor, whose closing gives the lock up.
+    _name: NameHeld,
+}
+
+/// Names that this process listens at. The lock on a name's file is the process's, so that it ends
+/// with it even if a forked child lives on; within the process it says nothing.
+static NAMES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+#[derive(Debug)]
+struct NameHeld(PathBuf);
+
+impl NameHeld {
+    fn take(path: &Path) -> Option<NameHeld> {
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        names.insert(path.to_owned()).then(|| NameHeld(path.to_owned()))
+    }
+}
+
+impl Drop for NameHeld {
+    fn drop(&mut self) {
+        NAMES.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
 }
 
 /// A connection that was greeted and has not asked for anything yet.
@@ -50,12 +73,13 @@ impl Listener {
         allow: Allow,
     ) -> Result<Listener, ListenError> {
         let failed = |source: io::Error| ListenError::Io { path: path.clone(), source };
+        let name = NameHeld::take(&path).ok_or_else(|| ListenError::InUse { address: address.to_owned() })?;
         let lock_path = path.with_added_extension("lock");
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed(e.into()))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        match rustix::fs::fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(ListenError::InUse { address: address.to_owned() }),
+            Err(Errno::ACCESS | Errno::AGAIN) => return Err(ListenError::InUse { address: address.to_owned() }),
             Err(errno) => return Err(failed(errno.into())),
         }
         remove_old_socket(&path)?;
@@ -63,7 +87,7 @@ impl Listener {
         let mode = if allow == Allow::SameUser { 0o600 } else { 0o666 };
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
         let address = address.to_owned();
-        Ok(Listener { nic, address, path, socket, allow, half_open: Mutex::default(), _lock: lock })
+        Ok(Listener { nic, address, path, socket, allow, half_open: Mutex::default(), _lock: lock, _name: name })
     }
 
     /// The address it was opened with.
@@ -81,7 +105,7 @@ impl Listener {
     /// A connection that is not allowed, malformed or too slow is refused and does not disturb the
     /// others; this call goes on waiting.
     pub fn accept_with(&self, timeout: Duration, options: &ViOptions<'_>) -> Result<Vi, AcceptError> {
-        if in_forked_child() {
+        if !self.nic.process.is_this() {
             return Err(AcceptError::ForkedChild);
         }
         let deadline = deadline(timeout);
@@ -182,7 +206,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if !in_forked_child() {
+        if self.nic.process.is_this() {
             // Under the lock, which goes after this. The lock file stays: removing it would let two
             // listeners hold locks on two files of one name.
             let _ = std::fs::remove_file(&self.path);

@@ -6,7 +6,7 @@ use crate::peer::Peer;
 use crate::spin::SpinRules;
 use crate::vi::ViId;
 use highwire_mem::{
-    Attention, BellIndex, Block, CreditWatch, ReleaseWatch, SlotWatch, current_cpu, in_forked_child, light_barrier,
+    Attention, BellIndex, Block, CreditWatch, Process, ReleaseWatch, SlotWatch, current_cpu, light_barrier,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -26,6 +26,7 @@ pub(crate) fn state_word(serial: u32, state: u32) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Member {
     pub id: ViId,
+    pub process: Process,
     pub peer: Arc<Peer>,
     pub queue: Arc<QueueShared>,
     pub home: Arc<BellHome>,
@@ -39,6 +40,8 @@ pub(crate) struct Member {
     /// Completions lie ready on the send side, or on the receive side.
     pub sent: AtomicBool,
     pub received: AtomicBool,
+    /// Payloads were given back away from the receive side.
+    pub returned: AtomicBool,
     /// A slot that comes can be consumed.
     pub receivable: AtomicBool,
     /// Progress of the peer matters to the send side.
@@ -66,6 +69,7 @@ impl Member {
         (self.receivable.load(Relaxed) && self.slots.ready())
             || self.sent.load(Relaxed)
             || self.received.load(Relaxed)
+            || self.returned.load(Relaxed)
             || (self.awaiting.load(Relaxed) && (self.credit.moved() || self.releases.moved()))
             || self.end_unnoticed()
     }
@@ -88,7 +92,7 @@ impl Member {
         }
         let gone = self.peer.is_gone();
         match self.peer_state() {
-            STATE_OPEN if gone => Some(Failure::PeerDied),
+            STATE_OPEN if gone => Some(self.peer.parting()),
             STATE_OPEN => None,
             STATE_ABORTED => Some(Failure::PeerAborted),
             _ => Some(Failure::PeerClosed),
@@ -123,7 +127,7 @@ impl Member {
         timeout: Duration,
         mut look: impl FnMut() -> Option<T>,
     ) -> Result<T, WaitError> {
-        if in_forked_child() {
+        if !self.process.is_this() {
             return Err(WaitError::ForkedChild);
         }
         let beside = |cpu| self.peer.on_this_cpu(cpu);

@@ -13,11 +13,11 @@ use crate::runtime_dir::runtime_dir;
 use crate::spin::SpinRules;
 use crate::vi::Vi;
 use highwire_mem::{
-    BlockShape, Credentials, Exported, Pool, Region, RegionError, Tag, Watcher, heavy_barrier_available,
-    in_forked_child, kernel_check, watch_for_forks,
+    BlockShape, Credentials, Exported, Pool, Process, Region, RegionError, Tag, Watcher, heavy_barrier_available,
+    kernel_check,
 };
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -51,6 +51,7 @@ pub struct Nic {
 
 #[derive(Debug)]
 pub(crate) struct NicInner {
+    pub process: Process,
     pub name: Name,
     pub config: Arc<Config>,
     pub shape: BlockShape,
@@ -59,7 +60,7 @@ pub(crate) struct NicInner {
     budget: Arc<PayloadBudget>,
     watcher: Arc<Watcher>,
     peers: Mutex<HashMap<Name, Weak<Peer>>>,
-    connecting: Mutex<()>,
+    connecting: Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>,
     next_queue: AtomicU64,
 }
 
@@ -73,8 +74,7 @@ impl Nic {
     pub fn with(config: Config) -> Result<Nic, NicError> {
         kernel_check()?;
         check(&config)?;
-        // Both before anybody can share memory with us.
-        watch_for_forks();
+        // Before anybody can share memory with us.
         heavy_barrier_available();
         let shape = BlockShape::new(config.depth, config.loans).ok_or(NicError::Config {
             name: "depth or loans",
@@ -82,6 +82,7 @@ impl Nic {
             rule: "both must be powers of two from 2 to 4096",
         })?;
         let inner = NicInner {
+            process: Process::current(),
             name: random_name(),
             shape,
             queue: Arc::new(QueueShared::new(0, config.users_max)),
@@ -134,7 +135,7 @@ impl Nic {
 
     /// Listens for the users that `allow` names. Others can only reach a `shm:/path`.
     pub fn listen_with(&self, address: &str, allow: Allow) -> Result<Listener, ListenError> {
-        if in_forked_child() {
+        if !self.inner.process.is_this() {
             return Err(ListenError::ForkedChild);
         }
         let path = match Address::parse(address)? {
@@ -151,7 +152,7 @@ impl Nic {
 
     /// Connects with choices.
     pub fn connect_with(&self, address: &str, options: &ViOptions<'_>) -> Result<Vi, ConnectError> {
-        if in_forked_child() {
+        if !self.inner.process.is_this() {
             return Err(ConnectError::ForkedChild);
         }
         let path = match Address::parse(address)? {
@@ -203,8 +204,11 @@ fn check(config: &Config) -> Result<(), NicError> {
 }
 
 impl NicInner {
-    pub(crate) fn connecting(&self) -> MutexGuard<'_, ()> {
-        self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
+    /// One connection at a time to each address: two first ones at once would make two pairs.
+    pub(crate) fn turn_to_connect(&self, path: &Path) -> Arc<Mutex<()>> {
+        let mut turns = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        turns.entry(path.to_owned()).or_default().clone()
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<Name, Weak<Peer>>> {

@@ -4,8 +4,8 @@ use crate::error::{Failure, GrantError};
 use crate::member::{STATE_OPEN, state_word};
 use crate::rendezvous::{MESSAGE_BYTES, Name, Rendezvous};
 use highwire_mem::{
-    BellPage, Block, BlockShape, Courier, Credentials, Exported, Extents, Frozen, Lie, OwnMemory, OwnRegion,
-    PeerMemory, PeerRegion, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion, Tag, WatchKey, Watcher,
+    BellPage, Block, BlockShape, Courier, CourierError, Credentials, Exported, Extents, Frozen, Lie, OwnMemory, OwnRegion,
+    PeerMemory, PeerRegion, Process, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion, Tag, WatchKey, Watcher,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,8 @@ use crate::config::Config;
 
 /// Blocks and payload areas are cut in multiples of this.
 const GRANULE: usize = 1024;
-const HANDOVER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A peer that does not read its socket must not hold us up.
+const HANDOVER_TIMEOUT: Duration = Duration::ZERO;
 
 /// What all payload areas of a Nic together may take.
 #[derive(Debug)]
@@ -54,6 +55,7 @@ struct Leftover {
 
 #[derive(Debug)]
 pub(crate) struct Peer {
+    pub process: Process,
     pub pair: Name,
     pub nic: Name,
     pub credentials: Credentials,
@@ -64,6 +66,8 @@ pub(crate) struct Peer {
     region: PeerRegion,
     courier: Arc<Courier>,
     gone: AtomicBool,
+    /// It is gone for us because of what it sent on the socket.
+    lied: AtomicBool,
     extents: Mutex<Extents>,
     leftovers: Mutex<Vec<Leftover>>,
     budget: Arc<PayloadBudget>,
@@ -105,6 +109,7 @@ impl Peer {
     ) -> std::io::Result<Arc<Peer>> {
         let Introduction { pair, nic, credentials, fences, own, extents, region, courier, pidfd } = made;
         let peer = Arc::new(Peer {
+            process: Process::current(),
             pair,
             nic,
             credentials,
@@ -114,6 +119,7 @@ impl Peer {
             region,
             courier: courier.clone(),
             gone: AtomicBool::new(false),
+            lied: AtomicBool::new(false),
             extents: Mutex::new(extents),
             leftovers: Mutex::default(),
             budget,
@@ -157,6 +163,11 @@ impl Peer {
         self.gone.load(Ordering::Acquire)
     }
 
+    /// What a VI is told once the peer is gone.
+    pub(crate) fn parting(&self) -> Failure {
+        if self.lied.load(Ordering::Acquire) { Failure::PeerLied(Lie::BadHandover) } else { Failure::PeerDied }
+    }
+
     /// Tells the peer where we run; true if it last waited on this same CPU.
     #[inline]
     pub(crate) fn on_this_cpu(&self, cpu: u32) -> bool {
@@ -189,10 +200,16 @@ impl Peer {
             let taken = match self.courier.try_receive(&mut bytes) {
                 Ok(None) => return true,
                 Ok(Some((length, descriptors))) => self.take_region(&bytes[..length], descriptors, &mut remote),
-                Err(_) => None,
+                Err(CourierError::TooLong(_)) => None,
+                Err(_) => {
+                    drop(remote);
+                    self.mark_gone();
+                    return false;
+                }
             };
             if taken.is_none() {
                 drop(remote);
+                self.lied.store(true, Ordering::Release);
                 self.mark_gone();
                 return false;
             }
@@ -209,8 +226,10 @@ impl Peer {
         let kind = RegionKind::from_number(kind)?;
         let limit = self.config.peer_region_bytes_max;
         let adopted = RemoteRegion::adopt(descriptors.pop()?, kind, Tag(tag), bytes, limit).ok()?;
-        (remote.len() < self.config.peer_regions_max).then_some(())?;
-        remote.insert(region, adopted);
+        // One too many is not taken; a message that names it will be a lie.
+        if remote.len() < self.config.peer_regions_max {
+            remote.insert(region, adopted);
+        }
         Some(())
     }
 
@@ -236,6 +255,11 @@ impl Peer {
         }
         if self.is_gone() {
             return Err(GrantError::NotConnected(Failure::PeerDied));
+        }
+        // The other side has a limit like ours.
+        let limit = self.config.peer_regions_max;
+        if given.len() >= limit {
+            return Err(GrantError::TooMany { limit });
         }
         let message = Rendezvous::Region { region, kind: kind.number(), tag: tag.0, bytes: bytes as u64 };
         self.courier
@@ -265,6 +289,11 @@ impl Peer {
         self.sweep();
         let (offset, fresh) = lock(&self.extents).take(shape.bytes())?;
         Some((Block::new(offset as u64, shape, self.ours().len())?, fresh))
+    }
+
+    /// Gives back a block of which the other side never heard, or which it refused.
+    pub(crate) fn return_block(&self, block: Block) {
+        lock(&self.extents).give_back(block.offset(), block.shape().bytes());
     }
 
     /// A payload area, within the limits.
@@ -334,7 +363,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        if highwire_mem::in_forked_child() {
+        if !self.process.is_this() {
             // The socket and the watcher are the parent's: leave both as they are.
             return;
         }

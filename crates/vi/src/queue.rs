@@ -10,7 +10,7 @@ use crate::nic::NicInner;
 use crate::peer::Peer;
 use crate::spin::FREE_LOOKS;
 use crate::vi::ViId;
-use highwire_mem::{Bell, current_cpu, in_forked_child};
+use highwire_mem::{Bell, Process, current_cpu};
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -95,6 +95,9 @@ impl CompletionQueue {
     /// A VI that has something, if one does. Poll it until it has nothing more.
     #[inline]
     pub fn poll(&mut self) -> Option<ViId> {
+        if !self.nic.process.is_this() {
+            return None;
+        }
         if self.version != self.shared.version.load(Ordering::Acquire) {
             self.reload();
         }
@@ -149,7 +152,7 @@ impl CompletionQueue {
     /// Waits for a VI that has something, at most `timeout`.
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<ViId, WaitError> {
-        if in_forked_child() {
+        if !self.nic.process.is_this() {
             return Err(WaitError::ForkedChild);
         }
         if let Some(id) = self.poll() {
@@ -226,6 +229,9 @@ impl CompletionQueue {
 
     /// Asks for the descriptor to become readable at the next event. Call [`CompletionQueue::descriptor`] first.
     pub fn arm(&mut self) -> Armed {
+        if !self.nic.process.is_this() {
+            return Armed::Waiting;
+        }
         if self.version != self.shared.version.load(Ordering::Acquire) {
             self.reload();
         }
@@ -244,7 +250,7 @@ impl CompletionQueue {
 
     /// Takes that back, and whatever made the descriptor readable.
     pub fn disarm(&mut self) {
-        if !std::mem::take(&mut self.is_armed) {
+        if !self.nic.process.is_this() || !std::mem::take(&mut self.is_armed) {
             return;
         }
         self.set_armed(false);
@@ -321,6 +327,7 @@ fn activate(active: &mut VecDeque<Arc<Member>>, member: &Arc<Member>) {
 /// A thread that calls back when VIs have something.
 #[derive(Debug)]
 pub struct Notify {
+    process: Process,
     stop: Arc<AtomicBool>,
     shared: Arc<QueueShared>,
     thread: Option<JoinHandle<()>>,
@@ -329,7 +336,7 @@ pub struct Notify {
 impl Notify {
     fn spawn(mut queue: CompletionQueue, mut callback: impl FnMut(ViId) + Send + 'static) -> io::Result<Notify> {
         const LONG: Duration = Duration::from_secs(3600);
-        let (stop, shared) = (Arc::new(AtomicBool::new(false)), queue.shared());
+        let (stop, shared, process) = (Arc::new(AtomicBool::new(false)), queue.shared(), queue.nic.process);
         let stopped = stop.clone();
         let thread = std::thread::Builder::new().name("highwire-notify".into()).spawn(move || {
             while !stopped.load(Ordering::SeqCst) {
@@ -340,7 +347,7 @@ impl Notify {
                 }
             }
         })?;
-        Ok(Notify { stop, shared, thread: Some(thread) })
+        Ok(Notify { process, stop, shared, thread: Some(thread) })
     }
 }
 
@@ -368,11 +375,14 @@ impl CompletionQueue {
 
 impl Drop for Notify {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.stop.store(true, Ordering::SeqCst);
         self.shared.wake();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
-            && !in_forked_child()
         {
             let _ = thread.join();
         }

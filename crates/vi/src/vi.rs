@@ -12,7 +12,7 @@ use crate::remote::RemoteKey;
 use crate::send::{LoanBookParts, SendQueue};
 use crate::spin::FREE_LOOKS;
 use highwire_mem::{
-    BellIndex, BellRope, Block, Credentials, Exported, Frozen, Region, SlotReader, SlotWriter, Tag, in_forked_child,
+    BellIndex, BellRope, Block, Credentials, Exported, Frozen, Region, Process, SlotReader, SlotWriter, Tag,
 };
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -74,6 +74,7 @@ impl Vi {
         let rope = Arc::new(rope);
         let member = Arc::new(Member {
             id: ViId(NEXT_ID.fetch_add(1, Relaxed)),
+            process: Process::current(),
             slots: reader.watch(),
             credit: writer.watch(),
             releases: loans.watch(),
@@ -86,6 +87,7 @@ impl Vi {
             serial,
             sent: AtomicBool::new(false),
             received: AtomicBool::new(false),
+            returned: AtomicBool::new(false),
             receivable: AtomicBool::new(false),
             awaiting: AtomicBool::new(false),
             broken: OnceLock::new(),
@@ -197,7 +199,7 @@ impl Vi {
 
     #[inline(never)]
     fn poll_any(&mut self) -> Option<Completion> {
-        if in_forked_child() {
+        if !self.rx.member().process.is_this() {
             return None;
         }
         if let Some(done) = self.tx.poll_any() {
@@ -274,7 +276,7 @@ impl Vi {
 
 /// A half is gone; with the last one the connection ends.
 pub(crate) fn half_dropped(member: &Member, rope: &BellRope) {
-    if in_forked_child() || !member.half_gone() {
+    if !member.process.is_this() || !member.half_gone() {
         return;
     }
     member.queue.part(member.id);

@@ -51,7 +51,7 @@ impl Scene {
     }
 
     /// The lie ends the connection and is named; these tokens come back, each once.
-    fn is_caught(mut self, tokens: impl IntoIterator<Item = u64>, what: &str) -> Lie {
+    fn end_with_lie(mut self, tokens: impl IntoIterator<Item = u64>, what: &str) -> Lie {
         let (failure, done) = self.line.end();
         let Failure::PeerLied(lie) = failure else { panic!("{what}: ended as {failure}") };
         assert_eq!(self.line.vi.state(), State::Ended(failure), "{what}");
@@ -94,7 +94,7 @@ fn caught(what: &str, slots: &[Slot], expected: fn(&Lie) -> bool) {
         for slot in slots {
             scene.liar.send(slot);
         }
-        let lie = scene.is_caught(1..=6, what);
+        let lie = scene.end_with_lie(1..=6, what);
         assert!(expected(&lie), "{what}: {lie}");
     }
 }
@@ -202,7 +202,7 @@ fn payloads_outside_a_handed_over_region_are_named() {
         scene.line.vi.revoke(PayloadToken(5)).unwrap();
         scene.liar.send(&Slot::spans(&[(9, (1 << 20) - 3, 4)]));
         // Token 2 is the next in line; what is in place was given back by then.
-        let lie = scene.is_caught([1, 2, 3, 4, 6], "outside a region");
+        let lie = scene.end_with_lie([1, 2, 3, 4, 6], "outside a region");
         assert_eq!(lie, Lie::SpanOutside { region: 9, offset: (1 << 20) - 3, length: 4, bytes: 1 << 20 });
     }
 }
@@ -231,7 +231,7 @@ fn progress_that_cannot_be_is_named() {
         post_sends(&mut scene);
         scene.liar.claim_consumed(claimed);
         scene.liar.rope.ring();
-        let lie = scene.is_caught(1..=4, "consumed more than was sent");
+        let lie = scene.end_with_lie(1..=4, "consumed more than was sent");
         assert!(matches!(lie, Lie::Consumed { claimed: found, least: 0, .. } if found == claimed), "{lie}");
     }
     let mut scene = sending_scene();
@@ -241,7 +241,7 @@ fn progress_that_cannot_be_is_named() {
     assert_eq!((scene.line.sent().token, scene.line.sent().token), (1, 2));
     scene.liar.claim_consumed(1);
     scene.liar.rope.ring();
-    let lie = scene.is_caught([3, 4], "consumed backwards");
+    let lie = scene.end_with_lie([3, 4], "consumed backwards");
     assert!(matches!(lie, Lie::Consumed { claimed: 1, least: 2, .. }), "{lie}");
 }
 
@@ -259,11 +259,11 @@ fn a_lie_found_while_posting_loses_nothing() {
             Ok(()) => {}
             Err(refused) => {
                 assert!(refused.to_string().contains("the peer lies"), "{refused}");
-                scene.is_caught(0..64, "found while posting");
+                scene.end_with_lie(0..64, "found while posting");
                 continue;
             }
         }
-        scene.is_caught(0..65, "found while posting");
+        scene.end_with_lie(0..65, "found while posting");
     }
 }
 
@@ -293,7 +293,7 @@ fn giving_back_what_is_not_held_is_named() {
     assert_eq!(scene.line.sent().token, 1);
     scene.liar.claim_released(0, 0);
     scene.liar.rope.ring();
-    let lie = scene.is_caught([2, 3, 4], "released what it never held");
+    let lie = scene.end_with_lie([2, 3, 4], "released what it never held");
     assert_eq!(lie, Lie::ReleasedUnheld { index: 0 });
 }
 
@@ -311,7 +311,7 @@ fn giving_back_twice_is_named() {
     assert_eq!(scene.line.sent().token, 2);
     scene.liar.claim_released(1, 1);
     scene.liar.rope.ring();
-    assert_eq!(scene.is_caught([1, 3], "released twice"), Lie::ReleasedUnheld { index: 1 });
+    assert_eq!(scene.end_with_lie([1, 3], "released twice"), Lie::ReleasedUnheld { index: 1 });
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn holding_more_than_allowed_is_named() {
     }
     scene.liar.claim_consumed(5);
     scene.liar.rope.ring();
-    assert_eq!(scene.is_caught(0..5, "holds too much"), Lie::HoldsTooMany { limit: 2 });
+    assert_eq!(scene.end_with_lie(0..5, "holds too much"), Lie::HoldsTooMany { limit: 2 });
 }
 
 #[test]

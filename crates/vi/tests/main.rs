@@ -1,7 +1,6 @@
 //! Virtual interfaces between real processes: what they promise, how they fail, and whom they
 //! withstand. Every test has a runtime directory and processes of its own.
 
-#[allow(dead_code)]
 mod support;
 
 mod crash;

@@ -3,8 +3,8 @@
 use crate::support::seeded::{Seeded, bytes, verify};
 use crate::support::{Line, PATIENCE, Stage, both_ends};
 use highwire_vi::{
-    Buffer, Completion, Config, Failure, InPlace, Message, Nic, Operation, Path, Payload, PayloadToken, PostError, Pulses,
-    Receive, Region, Reliability, Segment, ViOptions, WaitError,
+    Buffer, Completion, Config, Failure, InPlace, Message, Nic, Operation, Path, Payload, PayloadToken, PostError,
+    Pulses, Receive, Region, Reliability, Segment, ViOptions, WaitError,
 };
 use std::collections::{BTreeSet, HashMap, VecDeque};
 

@@ -2,7 +2,9 @@
 
 use crate::support::seeded::{bytes, fill, verify};
 use crate::support::{Line, PATIENCE, Stage, buffer, buffer_of};
-use highwire_vi::{Completion, Message, Nic, Path, Payload, Receive, RecvStats, Segment, SendStats, Tag, ViOptions};
+use highwire_vi::{
+    Completion, Failure, Message, Nic, Path, Payload, Receive, RecvStats, Segment, SendStats, Tag, ViOptions,
+};
 
 const SIZES: [usize; 10] = [0, 1, 4, 48, 240, 241, 4096, 65536, 1 << 20, 20 << 20];
 const CONTROLS: [usize; 3] = [0, 1, 128];
@@ -162,6 +164,7 @@ fn gathered_and_scattered(path: Path) {
         assert_eq!(done.length, places.iter().sum::<usize>());
         verify(number as u64, &joined(done));
     }
+    assert_eq!(line.end().0, Failure::PeerClosed);
     gatherer.finish();
 }
 
@@ -192,6 +195,7 @@ fn one_shared_buffer_travels_in_many_messages_and_comes_back_to_one_owner() {
             line.vi.post_recv(Receive::new(0).into(buffer(&nic, 50_000))).unwrap();
             verify(3, &line.received().into_buffer().unwrap());
         }
+        assert_eq!(line.end().0, Failure::PeerClosed);
     });
     let nic = stage.nic();
     let listener = nic.listen("shm:shared").unwrap();
@@ -208,6 +212,7 @@ fn one_shared_buffer_travels_in_many_messages_and_comes_back_to_one_owner() {
     }
     let mut exclusive = shared.into_exclusive().expect("all messages have completed");
     exclusive.fill(0);
+    drop(line);
     reader.finish();
 }
 
@@ -222,6 +227,7 @@ fn frames_of_a_pool_are_counted_until_their_completions() {
             line.vi.post_recv(Receive::new(0).into(buffer(&nic, 8192))).unwrap();
             verify(number, &line.received().into_buffer().unwrap());
         }
+        assert_eq!(line.end().0, Failure::PeerClosed);
     });
     let nic = stage.nic();
     let listener = nic.listen("shm:frames").unwrap();
@@ -244,5 +250,6 @@ fn frames_of_a_pool_are_counted_until_their_completions() {
         drop(line.sent());
     }
     assert_eq!(pool.free(), 4);
+    drop(line);
     reader.finish();
 }

@@ -30,12 +30,18 @@ struct Interface {
     /// The queue said that the VI has something, and it was not found empty since.
     hot: bool,
     in_place: bool,
+    chooses: bool,
     /// Buffers posted for sending that the library has not copied yet.
     uncopied: usize,
-    /// Buffers to send from, by size of message; the token of a send is its size.
-    frames: BTreeMap<usize, VecDeque<Buffer>>,
+    /// Buffers to send from, for messages of `size`; the token of a send is its size.
+    frames: VecDeque<Buffer>,
+    size: usize,
+    /// The buffers of other sizes.
+    parked: BTreeMap<usize, VecDeque<Buffer>>,
+    /// Bytes that the next message must have.
+    expected: usize,
     /// Messages that have arrived and were not asked for yet.
-    arrived: VecDeque<usize>,
+    arrived: usize,
     /// Receives to be posted again.
     spare: Vec<Receive>,
     ordinary: Ordinary,
@@ -57,9 +63,13 @@ impl Interface {
             spinning: link.spinning,
             hot: true,
             in_place,
+            chooses: contestant == Contestant::Vi,
             uncopied: 0,
-            frames: BTreeMap::new(),
-            arrived: VecDeque::new(),
+            frames: VecDeque::new(),
+            size: 0,
+            parked: BTreeMap::new(),
+            expected: 0,
+            arrived: 0,
             spare: Vec::new(),
             ordinary: Ordinary::new(),
         };
@@ -90,7 +100,7 @@ impl Interface {
     /// True if a payload of this size stays in the application's memory, from where the receiver
     /// copies all of it.
     fn stays(&self, size: usize) -> bool {
-        self.name == Contestant::Vi.name() && size >= self.nic.config().reference_from
+        self.chooses && size >= self.nic.config().reference_from
     }
 
     /// True if the library copies a posted payload of this size into its payload area.
@@ -128,7 +138,8 @@ impl Interface {
             return Err(BenchError::library(self.name, "an operation")(failure));
         }
         if done.operation == Operation::Receive {
-            self.arrived.push_back(done.length);
+            assert_eq!(done.length, self.expected, "a message of another length arrived");
+            self.arrived += 1;
             if self.in_place {
                 if let Some(payload) = done.into_in_place() {
                     let mut line = [0; LINE];
@@ -145,7 +156,11 @@ impl Interface {
             let size = done.token as usize;
             if let Some(buffer) = done.into_buffer() {
                 self.uncopied -= usize::from(self.is_copied(size));
-                self.frames.entry(size).or_default().push_back(buffer);
+                if size == self.size {
+                    self.frames.push_back(buffer);
+                } else {
+                    self.parked.entry(size).or_default().push_back(buffer);
+                }
             }
         }
         Ok(())
@@ -181,15 +196,14 @@ impl Interface {
     }
 
     fn send_buffer(&mut self, size: usize) -> Result<(), BenchError> {
-        if !self.frames.contains_key(&size) {
-            let frames = self.buffers(size, if self.in_place { FRAMES_IN_PLACE } else { 2 })?;
-            self.frames.insert(size, frames);
+        if size != self.size {
+            self.change_size(size)?;
         }
         let mut frame = loop {
-            if let Some(frame) = self.frames.get_mut(&size).and_then(VecDeque::pop_front) {
-                break frame;
+            match self.frames.pop_front() {
+                Some(frame) => break frame,
+                None => self.give_way()?,
             }
-            self.give_way()?;
         };
         if self.in_place {
             let line = size.min(LINE);
@@ -198,6 +212,18 @@ impl Interface {
         let message = Message::new(size as u64).payload(frame);
         self.uncopied += usize::from(self.is_copied(size));
         self.vi.post_send(message).map_err(BenchError::library(self.name, "posting a send"))
+    }
+
+    /// Takes out the buffers for messages of another size.
+    #[cold]
+    fn change_size(&mut self, size: usize) -> Result<(), BenchError> {
+        let frames = match self.parked.remove(&size) {
+            Some(frames) => frames,
+            None => self.buffers(size, if self.in_place { FRAMES_IN_PLACE } else { 2 })?,
+        };
+        let parked = std::mem::replace(&mut self.frames, frames);
+        self.parked.insert(std::mem::replace(&mut self.size, size), parked);
+        Ok(())
     }
 
     /// Puts away what has completed.
@@ -224,17 +250,15 @@ impl Interface {
         Ok(())
     }
 
-    /// Waits for one message of `size` bytes.
+    /// Waits for one message.
     #[inline(always)]
-    fn receive(&mut self, size: usize) -> Result<(), BenchError> {
-        loop {
-            if let Some(length) = self.arrived.pop_front() {
-                assert_eq!(length, size, "a message of another length arrived");
-                return Ok(());
-            }
+    fn receive(&mut self) -> Result<(), BenchError> {
+        while self.arrived == 0 {
             let done = self.next()?;
             self.handle(done)?;
         }
+        self.arrived -= 1;
+        Ok(())
     }
 }
 
@@ -245,30 +269,34 @@ impl Transport for Interface {
         }
         // Frames of the last burst are back by now, but for those whose end was not noticed yet.
         self.put_away()?;
-        let home = self.frames.get(&size).map_or(0, VecDeque::len);
-        if home < count {
-            let more = self.buffers(size, count - home)?;
-            self.frames.entry(size).or_default().extend(more);
+        if size != self.size {
+            self.change_size(size)?;
+        }
+        if let Some(missing) = count.checked_sub(self.frames.len()).filter(|missing| *missing > 0) {
+            let more = self.buffers(size, missing)?;
+            self.frames.extend(more);
         }
         let bytes = self.ordinary.of(size);
-        for frame in self.frames.entry(size).or_default().iter_mut().take(count) {
+        for frame in self.frames.iter_mut().take(count) {
             frame.copy_from_slice(bytes);
         }
         Ok(())
     }
 
     fn ping(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        self.expected = size;
         for _ in 0..count {
             self.send(size)?;
             self.restock()?;
-            self.receive(size)?;
+            self.receive()?;
         }
         self.restock()
     }
 
     fn pong(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        self.expected = size;
         for _ in 0..count {
-            self.receive(size)?;
+            self.receive()?;
             self.send(size)?;
             self.restock()?;
         }
@@ -276,19 +304,22 @@ impl Transport for Interface {
     }
 
     fn pour(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        // The acknowledgement.
+        self.expected = 1;
         for sent in 0..count {
             self.send(size)?;
             if sent % SENDS_BETWEEN_POLLS == 0 {
                 self.put_away()?;
             }
         }
-        self.receive(1)?;
+        self.receive()?;
         self.restock()
     }
 
     fn drain(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        self.expected = size;
         for _ in 0..count {
-            self.receive(size)?;
+            self.receive()?;
             self.restock()?;
         }
         self.send(1)?;

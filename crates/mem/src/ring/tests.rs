@@ -1,4 +1,5 @@
 use super::*;
+use crate::layout::META_AT;
 use crate::layout::BlockShape;
 use crate::region::{OwnRegion, PeerRegion};
 use crate::{LoanBook, ReleaseLog};
@@ -579,7 +580,7 @@ fn a_lying_writer_is_named() {
     let mut ends = Ends::new(4, 2, 0, Before::Zeros);
     small(1).publish(&mut ends.writer);
     let at = ends.slot(0);
-    let head = |meta: [u8; 4], length: u32| {
+    let mut head = |meta: [u8; 4], length: u32| {
         ends.slots.store32(at + META_AT, u32::from_le_bytes(meta));
         ends.slots.store32(at + LENGTH_AT, length);
         ends.reader.head()
@@ -625,7 +626,7 @@ fn a_lying_writer_is_named() {
 #[test]
 fn sequences_of_another_lap_are_not_messages() {
     for start in STARTS {
-        let ends = Ends::new(4, 2, start, Before::Garbage(start ^ 0x5eed));
+        let mut ends = Ends::new(4, 2, start, Before::Garbage(start ^ 0x5eed));
         let at = ends.slot(start);
         let good = sequence(start);
         for sequence in [good.wrapping_sub(4), good.wrapping_add(4), good.wrapping_add(1), good ^ 0x8000_0000] {

@@ -2,14 +2,13 @@
 //! and then writes into its own memory whatever it likes.
 
 use highwire_mem::{
-    Attention, Bell, BellIndex, BellPage, BellRope, Block, BlockShape, Courier, CourierListener, LAYOUT_VERSION,
-    OwnMemory, OwnRegion, PeerRegion, REGION_HEADER_BYTES, RegionKind, RemoteRegion, SLOT_BYTES, SharedMemory, Tag,
+    Bell, BellIndex, BellPage, BellRope, Block, BlockShape, Courier, CourierListener, LAYOUT_VERSION, OwnMemory,
+    OwnRegion, PeerRegion, REGION_HEADER_BYTES, RegionKind, RemoteRegion, SLOT_BYTES, SharedMemory, Tag,
 };
 use highwire_vi::{AcceptError, Listener, Vi, ViOptions};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::PATIENCE;
@@ -40,7 +39,6 @@ pub const ABORTED: u32 = 3;
 
 const CONSUMED_AT: usize = 0x00;
 const ATTENTION_AT: usize = 0x40;
-const STATE_AT: usize = 0x44;
 const HELD_AT: usize = 0x100;
 const MEMORY_MAX: u64 = 64 << 30;
 
@@ -202,12 +200,16 @@ impl Caller {
         self.courier.send(&letter.encode(), &borrowed, PATIENCE).expect("a message that goes");
     }
 
-    /// Asks to be connected, and reads the answer: the liar that came of it, or why not.
-    pub fn enter(self, letter: Letter, props: Props) -> Result<Liar, u32> {
+    /// Asks to be connected, after the greeting.
+    pub fn ask(&self, letter: &Letter, props: &Props) {
         let (greeting, _) = self.hear();
         assert_eq!(greeting.kind, GREETING);
-        props.prepare(&letter);
-        self.say(&letter, &props.descriptors);
+        props.prepare(letter);
+        self.say(letter, &props.descriptors);
+    }
+
+    /// Reads the answer: the liar that came of it, or the number of the refusal.
+    pub fn answered(self, letter: &Letter, props: Props) -> Result<Liar, u32> {
         let mut bytes = [0; 128];
         let Ok((length, descriptors)) = self.courier.receive(&mut bytes, PATIENCE) else {
             return Err(HUNG_UP);
@@ -215,7 +217,7 @@ impl Caller {
         let answer = Letter::decode(&bytes[..length]);
         match answer.kind {
             REFUSE => Err(answer.flags),
-            ACCEPT => Ok(Liar::new(self.courier, &letter, props, &answer, descriptors)),
+            ACCEPT => Ok(Liar::new(self.courier, letter, props, &answer, descriptors)),
             other => panic!("an answer of kind {other}"),
         }
     }
@@ -327,7 +329,9 @@ impl Liar {
 
     /// Connects to a listener in another process.
     pub fn connect(path: &Path) -> Liar {
-        Caller::at(path).enter(Letter::honest(CONNECT), Props::honest()).expect("an honest letter is accepted")
+        let (caller, letter, props) = (Caller::at(path), Letter::honest(CONNECT), Props::honest());
+        caller.ask(&letter, &props);
+        caller.answered(&letter, props).expect("an honest letter is accepted")
     }
 
     /// Answers whoever connects to `listener` by hand, with something changed in the answer or in
@@ -416,11 +420,6 @@ impl Liar {
         self.block.set_state(self.memory(), word);
     }
 
-    /// Asks to be rung for everything.
-    pub fn listen_for_rings(&self) {
-        Attention::ALL.announce(self.memory(), self.block);
-    }
-
     /// How often it was rung so far.
     pub fn rings(&self) -> u32 {
         self.bell.count()
@@ -464,7 +463,7 @@ fn next_caller(listener: &CourierListener) -> Caller {
 }
 
 /// Knocks at a listener of this process with a letter and what goes with it: the answer to the
-/// liar, and the VI if one came of it.
+/// liar, and the VI if one came of it. Everything happens on this thread.
 pub fn knock(
     listener: &Listener,
     path: &Path,
@@ -475,20 +474,7 @@ pub fn knock(
     let caller = Caller::at(path);
     let greeted = listener.accept_with(Duration::ZERO, options);
     assert!(matches!(greeted, Err(AcceptError::TimedOut(_))), "greeted, and nothing asked yet: {greeted:?}");
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let accepting = scope.spawn(|| {
-            loop {
-                match listener.accept_with(Duration::from_millis(5), options) {
-                    Ok(vi) => return Some(vi),
-                    Err(AcceptError::TimedOut(_)) if over.load(Ordering::SeqCst) => return None,
-                    Err(AcceptError::TimedOut(_)) => {}
-                    Err(error) => panic!("{error}"),
-                }
-            }
-        });
-        let outcome = caller.enter(letter, props);
-        over.store(true, Ordering::SeqCst);
-        (outcome, accepting.join().expect("accepting does not panic"))
-    })
+    caller.ask(&letter, &props);
+    let vi = listener.accept_with(Duration::ZERO, options).ok();
+    (caller.answered(&letter, props), vi)
 }
