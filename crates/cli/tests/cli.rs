@@ -6,7 +6,6 @@ use serde_json::Value;
 use std::fs::{DirBuilder, File, Permissions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -48,14 +47,6 @@ fn a_wrong_command_line_ends_with_2_and_says_what_is_right() {
 }
 
 #[test]
-fn the_demo_shows_two_processes_beside_loopback_tcp() {
-    let out = stdout(&Place::new().highwire(&["demo", "--seconds", "1"]).assert().code(0));
-    for expected in ["Two processes, ", "ping-pong", "bulk transfer", "Highwire", "loopback TCP", "GB/s"] {
-        assert!(out.contains(expected), "{expected:?} is missing in:\n{out}");
-    }
-}
-
-#[test]
 fn latency_as_json_has_the_promised_shape() {
     let out = Place::new().highwire(LATENCY).assert().code(0);
     assert_is_latency_report(&stdout(&out));
@@ -64,7 +55,7 @@ fn latency_as_json_has_the_promised_shape() {
 
 #[test]
 fn a_thousand_connections_take_less_than_64_mib() {
-    let arguments = ["bench", "connections", "--json", "--seconds", "5", "--sizes", "1000"];
+    let arguments = ["bench", "connections", "--json", "--seconds", "8", "--sizes", "1000"];
     let report: Value = serde_json::from_str(&stdout(&Place::new().highwire(&arguments).assert().code(0))).unwrap();
     let is_memory = |row: &&Value| row["measure"] == "memory_bytes" && row["size"] == 1000;
     let bytes = report["rows"].as_array().unwrap().iter().find(is_memory).unwrap()["median"].as_f64().unwrap();
@@ -72,23 +63,11 @@ fn a_thousand_connections_take_less_than_64_mib() {
 }
 
 #[test]
-fn a_report_is_json_and_a_plot() {
+fn a_report_that_cannot_be_written_is_a_failure_that_names_the_place() {
     let place = Place::new();
-    let report = place.path().join("reports/new");
-    let arguments = ["bench", "latency", "--seconds", "2", "--sizes", "4", "--contestants", "raw-ring,vi", "--report"];
-    place.highwire(&arguments).arg(&report).assert().code(0);
-    let json: Value = serde_json::from_slice(&std::fs::read(report.join("latency.json")).unwrap()).unwrap();
-    assert_eq!(json["bench"], "latency");
-    let files = std::fs::read_dir(&report).unwrap().map(|file| file.unwrap().path());
-    let plots: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|end| end == "svg")).collect();
-    assert!(!plots.is_empty(), "no plot was drawn");
-    for plot in plots {
-        assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"), "{plot:?} is no plot");
-    }
-
-    // Where it cannot be written, that is a failure that names the place.
     let taken = place.path().join("taken");
     std::fs::write(&taken, "").unwrap();
+    let arguments = ["bench", "latency", "--seconds", "1", "--sizes", "4", "--contestants", "vi", "--report"];
     let failed = place.highwire(&arguments).arg(&taken).assert().code(1);
     assert!(stderr(&failed).contains(taken.to_str().unwrap()), "{}", stderr(&failed));
 }
@@ -241,15 +220,18 @@ fn assert_is_latency_report(text: &str) {
     assert!(["near", "far", "disturbed", "one-core"].contains(&state), "{state}");
     let rows = report["rows"].as_array().unwrap();
     let contestants: Vec<&str> = rows.iter().map(|row| row["contestant"].as_str().unwrap()).collect();
-    assert_eq!(contestants, ["raw-ring", "vi", "tcp-spin"], "{text}");
+    // With a single CPU nobody can spin.
+    let alone = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
+    assert_eq!(contestants, if alone { vec!["vi"] } else { vec!["raw-ring", "vi", "tcp-spin"] }, "{text}");
     for row in rows {
         assert_eq!((&row["measure"], &row["size"]), (&Value::from("latency_ns"), &Value::from(4)));
         let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {row}"));
         let quantiles = ["p10", "median", "p90", "p99"].map(number);
         assert!(quantiles[0] > 0.0 && quantiles.is_sorted(), "{row}");
-        assert!(number("count") >= 1.0 && number("of_floor") > 0.0, "{row}");
+        assert!(number("count") >= 1.0, "{row}");
+        assert!(alone || number("of_floor") > 0.0, "{row}");
     }
-    assert_eq!(rows[0]["of_floor"], 1.0, "the floor is what all are measured by");
+    assert!(alone || rows[0]["of_floor"] == 1.0, "the floor is what all are measured by");
 }
 
 /// Processes of a group that have not ended.

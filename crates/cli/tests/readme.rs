@@ -38,9 +38,10 @@ fn two_terminals_exchange_a_message() {
         terminal.env("HIGHWIRE_RUNTIME_DIR", names.path()).stdout(Stdio::piped());
         terminal
     };
-    let one = in_terminal(listen).spawn().unwrap();
+    let mut one = in_terminal(listen).spawn().unwrap();
     let deadline = Instant::now() + BUILD_PATIENCE;
     while !names.path().join("hello.sock").exists() {
+        assert!(one.try_wait().unwrap().is_none(), "{listen} has ended");
         assert!(Instant::now() < deadline, "nobody listens after {BUILD_PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -188,6 +189,6 @@ const DOCUMENTS: &[&str] = &[
     "docs/protocol/shared-memory.md",
 ];
 /// For measurements that the README does not bound: enough to see that they work.
-const SECONDS: u32 = 5;
+const SECONDS: u32 = 10;
 /// The first command builds the release.
 const BUILD_PATIENCE: Duration = Duration::from_secs(180);

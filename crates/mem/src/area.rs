@@ -63,6 +63,10 @@ pub struct PayloadArea {
 
 /// Extents begin on a cache line.
 const LINE: usize = 64;
+/// Left between extents, so that payloads of whole pages do not all begin at the start of one: copies
+/// between two such places are slow.
+const SKEW: usize = 2 * LINE;
+const SKEW_FROM: usize = 4096;
 
 impl PayloadArea {
     /// An area with no ground yet.
@@ -92,15 +96,17 @@ impl PayloadArea {
         let ground = self.grounds.len().checked_sub(1)?;
         let len = self.grounds[ground].len;
         let least = least.max(1);
+        let skewed = if most >= SKEW_FROM { self.head + SKEW } else { self.head };
+        // Skewed if that is possible, else right behind the one before.
+        let ahead =
+            |end: usize| self.gap(ground, skewed, end, least).or_else(|| self.gap(ground, self.head, end, least));
         let (start, room) = match self.oldest(ground) {
             // Nothing in the way: go on walking rather than begin again.
-            None => self.gap(ground, self.head, len, least).or_else(|| self.gap(ground, 0, len, least)),
+            None => ahead(len).or_else(|| self.gap(ground, 0, len, least)),
             // What is live lies between the tail and the head, and the walk never catches up with
             // it: full and empty differ.
-            Some(tail) if tail < self.head => {
-                self.gap(ground, self.head, len, least).or_else(|| self.gap(ground, 0, tail, least))
-            }
-            Some(tail) => self.gap(ground, self.head, tail, least),
+            Some(tail) if tail < self.head => ahead(len).or_else(|| self.gap(ground, 0, tail, least)),
+            Some(tail) => ahead(tail),
         }?;
         let taken = most.min(room);
         self.grounds[ground].live += 1;

@@ -214,7 +214,6 @@ impl Receive {
 
     /// The payload is copied into `buffer`; several are filled in the order given.
     #[must_use]
-    #[expect(clippy::should_implement_trait, reason = "reads as it should: receive into a buffer")]
     #[inline(always)]
     pub fn into(self, buffer: Buffer) -> Receive {
         match self {

@@ -4,8 +4,9 @@ use crate::error::{Failure, GrantError};
 use crate::member::{STATE_OPEN, state_word};
 use crate::rendezvous::{MESSAGE_BYTES, Name, Rendezvous};
 use highwire_mem::{
-    BellPage, Block, BlockShape, Courier, CourierError, Credentials, Exported, Extents, Frozen, Lie, OwnMemory, OwnRegion,
-    PeerMemory, PeerRegion, Process, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion, Tag, WatchKey, Watcher,
+    BellPage, Block, BlockShape, Courier, CourierError, Credentials, Exported, Extents, Frozen, Lie, OwnMemory,
+    OwnRegion, PeerMemory, PeerRegion, Process, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion, Tag, WatchKey,
+    Watcher,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

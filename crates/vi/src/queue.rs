@@ -160,7 +160,7 @@ impl CompletionQueue {
         }
         // A queue without peers has nobody to look out for.
         let cpu = current_cpu();
-        if !self.peers.iter().fold(true, |all, peer| peer.on_this_cpu(cpu) && all) {
+        if !all_beside(&self.peers, cpu) {
             for _ in 0..FREE_LOOKS {
                 if let Some(id) = self.poll() {
                     return Ok(id);
@@ -174,7 +174,7 @@ impl CompletionQueue {
     fn wait_longer(&mut self, timeout: Duration) -> Result<ViId, WaitError> {
         let nic = self.nic.clone();
         let peers = self.peers.clone();
-        let beside = |cpu| peers.iter().fold(true, |all, peer| peer.on_this_cpu(cpu) && all);
+        let beside = |cpu| all_beside(&peers, cpu);
         let deadline = deadline(timeout);
         loop {
             if let Some(id) = nic.spin.spin(deadline, beside, || self.poll()) {
@@ -184,26 +184,7 @@ impl CompletionQueue {
             if left.is_zero() {
                 return self.poll().ok_or(WaitError::TimedOut(timeout));
             }
-            let (shared, homes, members) = (self.shared.clone(), self.homes.clone(), self.members.clone());
-            let announce = |asleep| members.iter().for_each(|member| member.set_attention(asleep));
-            // With many members the attention stands all the time.
-            let few = self.many.is_none();
-            let version = self.version;
-            let slept = shared.sleep(
-                &homes,
-                Some(left),
-                |asleep| {
-                    if few {
-                        announce(asleep)
-                    }
-                },
-                || {
-                    let found = self.poll().map(Some);
-                    // A member that joined in between was not asked to ring.
-                    found.or_else(|| (self.version != version).then_some(None))
-                },
-            );
-            if let Ok(Some(id)) = slept {
+            if let Some(id) = self.sleep(left, || false) {
                 return Ok(id);
             }
             if let Some(id) = self.poll() {
@@ -318,6 +299,11 @@ impl CompletionQueue {
     }
 }
 
+/// Tells every peer where we run; true if all of them last waited on this same CPU.
+fn all_beside(peers: &[Arc<Peer>], cpu: u32) -> bool {
+    peers.iter().filter(|peer| !peer.on_this_cpu(cpu)).count() == 0
+}
+
 fn activate(active: &mut VecDeque<Arc<Member>>, member: &Arc<Member>) {
     if !member.active.swap(true, Ordering::Relaxed) {
         active.push_back(member.clone());
@@ -340,10 +326,9 @@ impl Notify {
         let stopped = stop.clone();
         let thread = std::thread::Builder::new().name("highwire-notify".into()).spawn(move || {
             while !stopped.load(Ordering::SeqCst) {
-                match queue.wait_or(LONG, &stopped) {
-                    Ok(Some(id)) => callback(id),
-                    Ok(None) | Err(WaitError::TimedOut(_)) => {}
-                    Err(_) => return,
+                let ready = queue.poll().or_else(|| queue.sleep(LONG, || stopped.load(Ordering::SeqCst)));
+                if let Some(id) = ready {
+                    callback(id);
                 }
             }
         })?;
@@ -352,24 +337,18 @@ impl Notify {
 }
 
 impl CompletionQueue {
-    /// Waits like [`CompletionQueue::wait`], or until `stop` is set and the queue woken.
-    fn wait_or(&mut self, timeout: Duration, stop: &AtomicBool) -> Result<Option<ViId>, WaitError> {
-        if let Some(id) = self.poll() {
-            return Ok(Some(id));
-        }
-        let (shared, homes, members) = (self.shared.clone(), self.homes.clone(), self.members.clone());
-        let few = self.many.is_none();
-        let version = self.version;
-        let announce = |asleep| {
-            if few {
-                members.iter().for_each(|member| member.set_attention(asleep));
-            }
-        };
-        let slept = shared.sleep(&homes, Some(timeout), announce, || {
+    /// Sleeps once: until something comes, the members change, or `stop` says so.
+    fn sleep(&mut self, timeout: Duration, stop: impl Fn() -> bool) -> Option<ViId> {
+        // With many members the attention stands all the time.
+        let members = if self.many.is_none() { self.members.clone() } else { Vec::new() };
+        let (shared, homes, version) = (self.shared.clone(), self.homes.clone(), self.version);
+        let announce = |asleep| members.iter().for_each(|member| member.set_attention(asleep));
+        let look = || {
             let found = self.poll().map(Some);
-            found.or_else(|| (self.version != version || stop.load(Ordering::SeqCst)).then_some(None))
-        });
-        Ok(slept.ok().flatten())
+            // A member that joined in between was not asked to ring.
+            found.or_else(|| (self.version != version || stop()).then_some(None))
+        };
+        shared.sleep(&homes, Some(timeout), announce, look).ok().flatten()
     }
 }
 

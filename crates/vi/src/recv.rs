@@ -21,8 +21,8 @@ use crate::nic::NicInner;
 use crate::send::PulseRecord;
 use crate::vi::ViId;
 use highwire_mem::{
-    BellRope, Flags, Kind, Lie, PeerBytes, PeerMemory, RegionKind, ReleaseLog, RemoteRegion, SlotHead, SlotReader, Tag, Ticks,
-    in_forked_child, ticks,
+    BellRope, Flags, Kind, Lie, PeerBytes, PeerMemory, RegionKind, ReleaseLog, RemoteRegion, SlotHead, SlotReader, Tag,
+    Ticks, ticks,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -72,6 +72,10 @@ pub struct RecvQueue {
     returns: Arc<Returns>,
     held: u32,
     shells: Vec<InPlace>,
+    /// What the next slot waits for.
+    stuck: Option<Want>,
+    /// The end of the connection was taken note of.
+    noticed: bool,
     ended: Option<Failure>,
     tag: Tag,
     /// The last region that payloads came from.
@@ -94,12 +98,21 @@ struct Landing {
     copied: Vec<u8>,
 }
 
+/// What is missing for a slot to be consumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Want {
+    /// A receive to be posted.
+    Receive,
+    /// A payload to be given back.
+    Release,
+}
+
 enum Step {
     Completed(Completion),
     /// Something was done; look at the next slot.
     Next,
     /// The next slot has to wait.
-    Stuck,
+    Stuck(Want),
 }
 
 impl RecvQueue {
@@ -111,7 +124,7 @@ impl RecvQueue {
         tag: Tag,
     ) -> RecvQueue {
         let log = ReleaseLog::new(member.peer.ours().clone(), member.block);
-        let returns = Arc::new(Returns::new(member.queue.clone(), member.id));
+        let returns = Arc::new(Returns::new(member.clone()));
         RecvQueue {
             member,
             nic,
@@ -125,6 +138,8 @@ impl RecvQueue {
             returns,
             held: 0,
             shells: Vec::new(),
+            stuck: None,
+            noticed: false,
             ended: None,
             tag,
             source: None,
@@ -150,7 +165,7 @@ impl RecvQueue {
             return Err(Refused { reason, descriptor: receive });
         }
         self.posted.push_back(receive);
-        self.member.receivable.store(true, Relaxed);
+        self.unstick(Want::Receive);
         Ok(())
     }
 
@@ -164,7 +179,7 @@ impl RecvQueue {
         match checked {
             Ok(()) => {
                 self.expected.insert(token.0, receive);
-                self.member.receivable.store(true, Relaxed);
+                self.unstick(Want::Receive);
                 Ok(())
             }
             Err(reason) => Err(Refused { reason, descriptor: receive }),
@@ -183,7 +198,7 @@ impl RecvQueue {
 
     #[inline(always)]
     fn check(&self, receive: &Receive) -> Result<(), PostError> {
-        if in_forked_child() {
+        if !self.member.process.is_this() {
             return Err(PostError::ForkedChild);
         }
         if let Some(failure) = self.ended {
@@ -222,7 +237,7 @@ impl RecvQueue {
     #[inline(always)]
     pub(crate) fn poll_small(&mut self) -> Option<Completion> {
         let Ok(Some(head)) = self.reader.head() else { return None };
-        if in_forked_child() {
+        if !self.member.process.is_this() {
             return None;
         }
         let length = head.length as usize;
@@ -350,7 +365,7 @@ impl RecvQueue {
 
     #[inline(never)]
     pub(crate) fn poll_any(&mut self) -> Option<Completion> {
-        if in_forked_child() {
+        if !self.member.process.is_this() {
             return None;
         }
         if !self.done.is_empty() || self.ended.is_some() {
@@ -377,8 +392,10 @@ impl RecvQueue {
             match step {
                 Ok(Step::Completed(completion)) => return Some(completion),
                 Ok(Step::Next) => {}
-                Ok(Step::Stuck) => {
+                Ok(Step::Stuck(want)) => {
                     self.publish_progress();
+                    self.stuck = Some(want);
+                    self.note_receivable();
                     if self.ended.is_none() && self.member.over() {
                         self.notice_end_of_stuck();
                     }
@@ -409,6 +426,9 @@ impl RecvQueue {
     /// Gives a payload back to its sender at once.
     #[inline(always)]
     pub fn release(&mut self, mut payload: InPlace) {
+        if !self.member.process.is_this() {
+            return;
+        }
         let ours = payload.parts.returns.as_ref().is_some_and(|returns| Arc::ptr_eq(returns, &self.returns));
         // One of another VI goes back the long way, when it is dropped.
         if ours && let Some(slot) = payload.parts.slot.take() {
@@ -468,14 +488,14 @@ impl RecvQueue {
         }
         let place = match payload_token {
             Some(token) => self.expected.get(&token.0),
-            None if self.posted.is_empty() => return Ok(Step::Stuck),
+            None if self.posted.is_empty() => return Ok(Step::Stuck(Want::Receive)),
             None => self.posted.front(),
         };
         let capacity = place.map_or(u64::MAX, Receive::capacity);
         let in_place = place.is_some_and(|receive| matches!(receive.target, Target::InPlace));
         let holds = in_place && whole && head.kind == Kind::Spans;
         if holds && self.held >= self.member.block.shape().loans() {
-            return Ok(Step::Stuck);
+            return Ok(Step::Stuck(Want::Release));
         }
         let receive = match payload_token {
             Some(token) => self.take_expected(token),
@@ -496,10 +516,14 @@ impl RecvQueue {
         let mut landing =
             Landing { receive, total, got: 0, immediate: head.immediate, control, payload_token, copied: Vec::new() };
         if holds {
-            let payload = self.hold(head, at)?;
-            return Ok(Step::Completed(self.complete_in_place(landing, payload)));
+            return match self.hold(head, at) {
+                Ok(payload) => Ok(Step::Completed(self.complete_in_place(landing, payload))),
+                Err(lie) => self.broken_off(landing, lie),
+            };
         }
-        self.land(head, at, &mut landing)?;
+        if let Err(lie) = self.land(head, at, &mut landing) {
+            return self.broken_off(landing, lie);
+        }
         if self.is_void(head) {
             return Ok(self.drop_void(landing));
         }
@@ -519,9 +543,11 @@ impl RecvQueue {
             return Err(Lie::OutOfPlace { index, what: "a message goes on that was never begun" });
         };
         if head.length == 0 {
-            return Err(Lie::OutOfPlace { index, what: "a message goes on with nothing" });
+            return self.broken_off(landing, Lie::OutOfPlace { index, what: "a message goes on with nothing" });
         }
-        self.land(head, 0, &mut landing)?;
+        if let Err(lie) = self.land(head, 0, &mut landing) {
+            return self.broken_off(landing, lie);
+        }
         if self.is_void(head) {
             return Ok(self.drop_void(landing));
         }
@@ -531,10 +557,17 @@ impl RecvQueue {
             return Ok(Step::Next);
         }
         if landing.got != landing.total {
-            return Err(Lie::OutOfPlace { index, what: "a message ends before all of it came" });
+            return self.broken_off(landing, Lie::OutOfPlace { index, what: "a message ends before all of it came" });
         }
         self.note_receivable();
         Ok(self.finish(landing))
+    }
+
+    /// A lie in the middle of a message: its receive comes back with the others.
+    #[cold]
+    fn broken_off(&mut self, landing: Landing, lie: Lie) -> Result<Step, Lie> {
+        self.landing = Some(landing);
+        Err(lie)
     }
 
     /// True if the sender aborted, so that memory it referred to may have been reused while we read.
@@ -546,7 +579,7 @@ impl RecvQueue {
     fn drop_void(&mut self, landing: Landing) -> Step {
         self.landing = Some(landing);
         self.end(Failure::PeerAborted);
-        Step::Stuck
+        Step::Stuck(Want::Receive)
     }
 
     fn finish(&mut self, landing: Landing) -> Step {
@@ -630,6 +663,10 @@ impl RecvQueue {
         payload.parts.slot = Some(self.reader.tail());
         self.held += 1;
         self.step_over(head, true);
+        if head.flags.has(Flags::ACKNOWLEDGE) {
+            // The application has it, which is what the sender waits for.
+            self.publish_progress();
+        }
         Ok(payload)
     }
 
@@ -711,11 +748,21 @@ impl RecvQueue {
         receive
     }
 
+    /// What was wanted is there, perhaps.
+    #[inline(always)]
+    fn unstick(&mut self, given: Want) {
+        if self.stuck == Some(given) {
+            self.stuck = None;
+        }
+        self.note_receivable();
+    }
+
     #[inline]
     fn note_receivable(&self) {
         // A message that is landing needs no further receive. One with a token can always be
         // consumed, but nobody expects it: it waits for the next poll.
-        let receivable = !self.posted.is_empty() || !self.expected.is_empty() || self.landing.is_some();
+        let wanted = !self.posted.is_empty() || !self.expected.is_empty() || self.landing.is_some();
+        let receivable = wanted && self.stuck.is_none();
         self.member.receivable.store(receivable, Relaxed);
     }
 
@@ -740,6 +787,9 @@ impl RecvQueue {
     #[inline(always)]
     fn step_over(&mut self, head: &SlotHead, hold: bool) {
         self.reader.consume(head.flags.has(Flags::ACKNOWLEDGE), hold);
+        if head.flags.has(Flags::SOON) {
+            self.reader.publish_soon();
+        }
         if !hold && self.reader.publish_due() {
             self.publish_progress();
         }
@@ -765,6 +815,9 @@ impl RecvQueue {
     #[inline(always)]
     fn release_slot(&mut self, slot: u64) -> bool {
         self.held -= 1;
+        if self.stuck.is_some() {
+            self.unstick(Want::Release);
+        }
         if self.reader.release_unpublished(slot) {
             // Never seen as held: it goes with the next progress that is published.
             if self.reader.publish_due() {
@@ -808,16 +861,24 @@ impl RecvQueue {
     /// so the VI is over only for the sending half; but a void connection is over for both.
     #[cold]
     fn notice_end_of_stuck(&mut self) {
+        self.notice();
         if self.member.peer_state() == STATE_ABORTED || self.member.broken.get().is_some() {
             let failure = self.member.end().unwrap_or(Failure::PeerAborted);
             self.end(failure);
         }
     }
 
+    /// The queue need not tell of the end again.
+    fn notice(&mut self) {
+        if !std::mem::replace(&mut self.noticed, true) {
+            self.member.ended.fetch_add(1, Relaxed);
+        }
+    }
+
     #[cold]
     fn end(&mut self, failure: Failure) {
         self.ended = Some(failure);
-        self.member.ended.fetch_add(1, Relaxed);
+        self.notice();
         let landing = self.landing.take().and_then(|landing| Some((landing.receive?, landing.payload_token)));
         let posted = self.posted.drain(..).map(|receive| (receive, None));
         let expected = self.expected.drain().map(|(token, receive)| (receive, Some(PayloadToken(token))));
@@ -890,6 +951,11 @@ fn failed(receive: Receive, payload_token: Option<PayloadToken>, failure: Failur
 
 impl Drop for RecvQueue {
     fn drop(&mut self) {
+        if self.member.process.is_this() {
+            // What was received was delivered, and what was given back is free.
+            self.take_returns();
+            self.publish_progress();
+        }
         crate::vi::half_dropped(&self.member, &self.rope);
     }
 }

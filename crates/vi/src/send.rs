@@ -21,7 +21,7 @@ use crate::remote::RemoteKey;
 use crate::vi::ViId;
 use highwire_mem::{
     BellRope, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook, PayloadArea,
-    Region, RemoteRegion, SlotHead, SlotWriter, Tag, Ticks, in_forked_child, ticks,
+    Region, RemoteRegion, SlotHead, SlotWriter, Tag, Ticks, ticks,
 };
 use highwire_pulse::{Pulse, Pulses};
 use std::collections::VecDeque;
@@ -32,6 +32,9 @@ use std::time::Duration;
 const SPAN_BYTES: usize = 16;
 /// Segments of a message; more than fit a slot are copied rather than referenced.
 const SEGMENTS_MAX: usize = 64;
+/// A message that is referred to: its buffer comes back on the reader's word, who need not say so
+/// while further messages are there.
+const REFERENCE: Flags = Flags::WHOLE.with(Flags::SOON);
 /// So many slots that the reader has yet to come to are a stream.
 const STREAM_SLOTS: u64 = 4;
 /// Longer messages are worth several pulses even to a busy reader.
@@ -94,6 +97,8 @@ pub struct SendQueue {
     finishing: usize,
     done: VecDeque<Completion>,
     ended: Option<Failure>,
+    /// A send was refused for want of room, and its sender waits for some.
+    wanting: bool,
     /// The region that was handed over last: the common case needs no lock.
     given: u32,
     /// Laps of the payload area that were taken note of.
@@ -120,6 +125,8 @@ enum Way {
     Inline,
     Buffered,
     Referenced,
+    /// Remote memory was written; only the news of it goes.
+    Written,
     /// Through the slots alone: there is no payload area to be had.
     Slots,
 }
@@ -181,6 +188,7 @@ impl SendQueue {
             finishing: 0,
             done: VecDeque::new(),
             ended: None,
+            wanting: false,
             given: 0,
             laps: 0,
             stats: SendStats::default(),
@@ -210,6 +218,7 @@ impl SendQueue {
             && buffer.tag() == self.tag
             && message.control_given == 0
             && message.control.token().is_none()
+            && buffer.len() as u64 <= self.nic.config.message_bytes_max
             && self.is_open_with_room()
         {
             let total = buffer.len();
@@ -268,7 +277,7 @@ impl SendQueue {
     }
 
     fn reader_is_busy(&mut self) -> bool {
-        if let Err(lie) = self.writer.refresh() {
+        if let Err(lie) = self.refresh() {
             self.lied(lie);
         }
         self.writer.head() - self.writer.consumed() >= STREAM_SLOTS
@@ -312,7 +321,7 @@ impl SendQueue {
             && self.writer.credit() > 0
             && self.is_swept()
             && self.finishing < self.nic.config.descriptors_max
-            && !in_forked_child()
+            && self.member.process.is_this()
     }
 
     /// Sends a copy of `bytes`; they are yours again when this returns. Refused, with nothing sent,
@@ -324,6 +333,14 @@ impl SendQueue {
             return Ok(());
         }
         self.send_any_bytes(token, bytes)
+    }
+
+    /// Refused for now: the completion queue tells when it is worth another try.
+    #[cold]
+    fn want(&mut self, refused: PostError) -> PostError {
+        self.wanting = true;
+        self.note_awaiting();
+        refused
     }
 
     #[inline(always)]
@@ -344,7 +361,7 @@ impl SendQueue {
             self.progress();
         }
         if !self.pending.is_empty() || !self.has_credit() || self.finishing >= self.nic.config.descriptors_max {
-            return Err(no_room);
+            return Err(self.want(no_room));
         }
         if bytes.len() <= CONTENT_BYTES {
             self.publish_bytes(token, bytes);
@@ -354,11 +371,11 @@ impl SendQueue {
     }
 
     fn send_bytes_buffered(&mut self, token: u64, bytes: &[u8], no_room: PostError) -> Result<(), PostError> {
-        let limit = self.nic.config.payload_bytes_max as u64;
+        let limit = self.nic.config.message_bytes_max.min(self.nic.config.payload_bytes_max as u64);
         if bytes.len() as u64 > limit {
             return Err(PostError::TooLong { bytes: bytes.len() as u64, limit });
         }
-        let extent = self.take_piece(bytes.len(), bytes.len()).ok_or(no_room)?;
+        let Some(extent) = self.take_piece(bytes.len(), bytes.len()) else { return Err(self.want(no_room)) };
         self.count_message(bytes.len());
         self.stats.buffered += 1;
         self.member.peer.ours().copy_in(extent.offset, bytes);
@@ -378,8 +395,10 @@ impl SendQueue {
             if region.writable().is_none() {
                 return Err(PostError::ReadOnly { region: write.key.region });
             }
-            if write.immediate.is_some() && !self.has_credit() {
-                return Err(PostError::QueueFull { limit: self.member.block.shape().depth() as usize });
+            let limit = self.nic.config.descriptors_max;
+            let full = self.pending.len() + self.finishing >= limit || self.pending.is_empty() && !self.has_credit();
+            if write.immediate.is_some() && full {
+                return Err(PostError::QueueFull { limit });
             }
             self.check_tags(&write.payload)?;
             Ok(region)
@@ -396,12 +415,13 @@ impl SendQueue {
             }
             at += bytes.len();
         });
-        if let Some(immediate) = immediate {
-            let head = self.head(Kind::Written, Flags::WHOLE, 0, immediate);
-            self.writer.publish(head, &[], &[], &[]);
-            self.ring_if_wanted();
-        }
         let length = at - offset as usize;
+        if let Some(immediate) = immediate {
+            // Told of in its turn, after the messages that wait for room.
+            let message = Message { payload, ..Message::new(token).immediate(immediate) };
+            self.enqueue(message, Way::Written, length);
+            return Ok(());
+        }
         self.push_done(completion(token, Operation::RdmaWrite, Ok(()), length, payload));
         Ok(())
     }
@@ -451,7 +471,8 @@ impl SendQueue {
     }
 
     fn check_grant(&self, region: Tag) -> Result<(), GrantError> {
-        match self.member.end() {
+        let foreign = (!self.member.process.is_this()).then_some(Failure::ForkedChild);
+        match foreign.or_else(|| self.member.end()) {
             Some(failure) => Err(GrantError::NotConnected(failure)),
             None if region != self.tag => Err(GrantError::WrongTag { region, vi: self.tag }),
             None => Ok(()),
@@ -461,7 +482,7 @@ impl SendQueue {
     /// The next completion, if there is one. Does not wait; moves messages that wait for room.
     #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
-        if in_forked_child() {
+        if !self.member.process.is_this() {
             return None;
         }
         if let Some(done) = self.poll_any() {
@@ -486,7 +507,7 @@ impl SendQueue {
             self.notice_end();
             match self.ended {
                 Some(failure) => Some(Err(WaitError::NotConnected(failure))),
-                None => (!self.is_awaiting()).then_some(Ok(())),
+                None => (self.finishing == 0 && self.pending.is_empty()).then_some(Ok(())),
             }
         })?
     }
@@ -530,7 +551,7 @@ impl SendQueue {
     }
 
     fn is_awaiting(&self) -> bool {
-        self.finishing > 0 || !self.pending.is_empty()
+        self.finishing > 0 || !self.pending.is_empty() || self.wanting
     }
 
     #[inline]
@@ -545,7 +566,7 @@ impl SendQueue {
 
     #[inline]
     fn check_open(&mut self) -> Result<(), PostError> {
-        if in_forked_child() {
+        if !self.member.process.is_this() {
             return Err(PostError::ForkedChild);
         }
         self.notice_end();
@@ -733,6 +754,10 @@ impl SendQueue {
                 }
                 Err(lie) => self.lied(lie),
             }
+            if self.ended.is_some() {
+                // A lie was found on the way.
+                self.flush_pending();
+            }
         } else {
             self.pending.push_back(outgoing);
             self.progress();
@@ -766,6 +791,10 @@ impl SendQueue {
                 Err(lie) => return self.lied(lie),
             }
         }
+        if self.ended.is_some() {
+            // A lie was found on the way.
+            self.flush_pending();
+        }
         self.note_awaiting();
     }
 
@@ -773,7 +802,7 @@ impl SendQueue {
     pub(crate) fn poll_any(&mut self) -> Option<Completion> {
         if self.done.is_empty() && self.pending.is_empty() && self.ended.is_none() {
             // Nothing waits for room: it is enough to see what is ripe, one at a time.
-            let looked = self.writer.refresh().and_then(|moved| {
+            let looked = self.refresh().and_then(|moved| {
                 if moved && self.has_ripe() {
                     self.member.show(&self.member.sent);
                 }
@@ -811,6 +840,14 @@ impl SendQueue {
                 self.publish_referenced(outgoing);
                 Ok(Advance::Finished)
             }
+            Way::Written => {
+                let Message { token, immediate, payload, .. } = outgoing.message;
+                let head = self.head(Kind::Written, Flags::WHOLE, 0, immediate);
+                self.writer.publish(head, &[], &[], &[]);
+                self.ring_if_wanted();
+                self.push_done(completion(token, Operation::RdmaWrite, Ok(()), outgoing.total, payload));
+                Ok(Advance::Finished)
+            }
             Way::Buffered => self.advance_buffered(outgoing),
             Way::Slots => Ok(self.advance_through_slots(outgoing)),
         }
@@ -822,16 +859,9 @@ impl SendQueue {
         let Message { token, immediate, payload, .. } = message;
         let Payload::Buffer(buffer) = &payload else { return };
         let place = span(buffer.region_id(), total, buffer.offset());
-        let head = SlotHead { spans: 1, ..self.head(Kind::Spans, self.reference_flags(), total, immediate) };
+        let head = SlotHead { spans: 1, ..self.head(Kind::Spans, REFERENCE, total, immediate) };
         let index = self.writer.publish(head, &place, &[], &[]);
         self.await_reference(index, Finish { token, length: total, payload, when_freed: true });
-    }
-
-    /// A lone message asks the reader to say at once when it is done; others go with the next.
-    #[inline(always)]
-    fn reference_flags(&self) -> Flags {
-        let lone = self.in_flight.is_empty() && !self.loans.outstanding();
-        if lone { Flags::WHOLE.with(Flags::ACKNOWLEDGE) } else { Flags::WHOLE }
     }
 
     #[inline(always)]
@@ -847,7 +877,7 @@ impl SendQueue {
     fn publish_referenced(&mut self, outgoing: Outgoing) {
         let Message { token, control, immediate, payload, .. } = outgoing.message;
         let payload_token = control.token();
-        let mut head = self.head(Kind::Spans, self.reference_flags(), outgoing.total, immediate);
+        let mut head = self.head(Kind::Spans, REFERENCE, outgoing.total, immediate);
         head.control = control.len() as u8;
         let mut prefix = Prefix::new();
         if let Some(PayloadToken(token)) = payload_token {
@@ -907,8 +937,9 @@ impl SendQueue {
             let used = used + step;
             outgoing.piece = Some((extent, used));
             let more = outgoing.sent < outgoing.total;
-            if more {
-                self.look_at_credit()?;
+            if more && let Err(lie) = self.look_at_credit() {
+                self.pending.push_front(outgoing);
+                return Err(lie);
             }
             let idle = self.writer.consumed() == self.writer.head();
             let piece_full = used == extent.len;
@@ -1115,7 +1146,16 @@ impl SendQueue {
     /// What the reader has consumed, and all that follows from it.
     #[inline]
     fn look_at_credit(&mut self) -> Result<(), Lie> {
-        if self.writer.refresh()? || self.has_ripe() { self.sweep() } else { Ok(()) }
+        if self.refresh()? || self.has_ripe() { self.sweep() } else { Ok(()) }
+    }
+
+    #[inline]
+    fn refresh(&mut self) -> Result<bool, Lie> {
+        let moved = self.writer.refresh()?;
+        if moved {
+            self.wanting = false;
+        }
+        Ok(moved)
     }
 
     /// Deals with every slot that is known to be consumed.
@@ -1186,14 +1226,31 @@ impl SendQueue {
     }
 
     fn lend(&mut self, slot: InFlight) -> Result<(), Lie> {
+        if let Some(extent) = slot.extent {
+            self.area.pin(extent);
+        }
         let loan = Loan { extent: slot.extent, finish: slot.finish };
         let Err((_, loan)) = self.loans.lend(slot.index, loan) else { return Ok(()) };
         // The book is full: what was given back in the meantime makes room, or the peer lies.
-        while let Some(returned) = self.loans.poll(slot.index)? {
-            self.settle(returned);
-        }
-        self.loans.lend(slot.index, loan).map_err(|(lie, loan)| {
-            self.settle(loan);
+        let made_room = loop {
+            match self.loans.poll(slot.index) {
+                Ok(Some(returned)) => self.settle(returned),
+                Ok(None) => break Ok(()),
+                Err(lie) => break Err(lie),
+            }
+        };
+        let lent = match made_room {
+            Ok(()) => self.loans.lend(slot.index, loan),
+            Err(lie) => Err((lie, loan)),
+        };
+        lent.map_err(|(lie, loan)| {
+            // It comes back with everything else, when the VI ends in a moment.
+            self.in_flight.push_front(InFlight {
+                index: slot.index,
+                extent: None,
+                finish: loan.finish,
+                lendable: false,
+            });
             lie
         })
     }
@@ -1264,8 +1321,9 @@ impl SendQueue {
     fn flush_pending(&mut self) {
         let failure = self.ended.unwrap_or(Failure::Closed);
         while let Some(outgoing) = self.pending.pop_front() {
+            let operation = if outgoing.way == Way::Written { Operation::RdmaWrite } else { Operation::Send };
             let Message { token, payload, .. } = outgoing.message;
-            self.push_done(completion(token, Operation::Send, Err(failure), 0, payload));
+            self.push_done(completion(token, operation, Err(failure), 0, payload));
         }
     }
 }
@@ -1353,9 +1411,9 @@ fn slices(payload: &Payload, from: usize, length: usize, mut each: impl FnMut(&[
 
 impl Drop for SendQueue {
     fn drop(&mut self) {
-        if !in_forked_child() {
+        if self.member.process.is_this() {
             // The peer may be reading what was referred to, or waiting for the rest of a message.
-            if self.is_awaiting() && self.ended.is_none() {
+            if (self.finishing > 0 || !self.pending.is_empty()) && self.ended.is_none() {
                 self.member.aborting.store(true, Relaxed);
             }
             let mut areas = self.member.areas.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -12,7 +12,7 @@ use crate::remote::RemoteKey;
 use crate::send::{LoanBookParts, SendQueue};
 use crate::spin::FREE_LOOKS;
 use highwire_mem::{
-    BellIndex, BellRope, Block, Credentials, Exported, Frozen, Region, Process, SlotReader, SlotWriter, Tag,
+    BellIndex, BellRope, Block, Credentials, Exported, Frozen, Process, Region, SlotReader, SlotWriter, Tag,
 };
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -184,7 +184,7 @@ impl Vi {
     pub fn poll(&mut self) -> Option<Completion> {
         // A stream of small messages must not keep the sending half from its turn.
         self.turn = self.turn.wrapping_add(1);
-        if !self.tx.has_done() && self.turn % TURNS != 0 {
+        if !self.tx.has_done() && !self.turn.is_multiple_of(TURNS) {
             let small = self.rx.poll_small();
             if small.is_some() {
                 return small;

@@ -196,7 +196,7 @@ fn a_peer_killed_at_any_moment_of_a_busy_exchange_is_noticed() {
         let mut seeded = Seeded::fresh();
         for number in 0.. {
             exchange(&nic, &mut line, &mut seeded, number).expect("the other side lives");
-            while line.vi.wait(PATIENCE).unwrap().token % 2 != 0 {}
+            while !line.vi.wait(PATIENCE).unwrap().token.is_multiple_of(2) {}
         }
     });
     let nic = stage.nic();

@@ -1,6 +1,6 @@
 use super::*;
-use crate::layout::META_AT;
 use crate::layout::BlockShape;
+use crate::layout::META_AT;
 use crate::region::{OwnRegion, PeerRegion};
 use crate::{LoanBook, ReleaseLog};
 use proptest::prelude::*;
