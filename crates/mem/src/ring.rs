@@ -175,6 +175,8 @@ pub struct SlotHead {
     pub immediate: u32,
 }
 
+const SPANS: u8 = 2;
+
 /// The head of most slots: a whole message, inline, with nothing beside it.
 const PLAIN: u32 = u32::from_le_bytes([1, Flags::WHOLE.0, 0, 0]);
 
@@ -205,7 +207,7 @@ impl SlotHead {
     fn meta(&self) -> u32 {
         let kind = match self.kind {
             Kind::Inline => 1,
-            Kind::Spans => 2,
+            Kind::Spans => SPANS,
             Kind::Written => 3,
         };
         u32::from_le_bytes([kind, self.flags.0, self.control, self.spans])
@@ -225,7 +227,7 @@ impl SlotHead {
         let [kind, flags, control, spans] = meta.to_le_bytes();
         let kind = match kind {
             1 => Kind::Inline,
-            2 => Kind::Spans,
+            SPANS => Kind::Spans,
             3 => Kind::Written,
             _ => return Err(Lie::UnknownKind { index, kind }),
         };
@@ -461,6 +463,16 @@ impl SlotWatch {
         let tail = self.tail.load(Relaxed);
         let at = self.slots_at + (tail & self.mask) as usize * SLOT_BYTES;
         self.peer.load64(at) as u32 == sequence(tail)
+    }
+}
+
+impl SlotWatch {
+    /// True if the reader has a slot to read that it cannot want to hold.
+    pub fn ready_without_loan(&self) -> bool {
+        let tail = self.tail.load(Relaxed);
+        let first = self.peer.load64(self.slots_at + (tail & self.mask) as usize * SLOT_BYTES);
+        let [kind, flags, ..] = ((first >> 32) as u32).to_le_bytes();
+        first as u32 == sequence(tail) && !(kind == SPANS && Flags(flags).has(Flags::WHOLE))
     }
 }
 

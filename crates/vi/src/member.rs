@@ -44,6 +44,8 @@ pub(crate) struct Member {
     pub returned: AtomicBool,
     /// A slot that comes can be consumed.
     pub receivable: AtomicBool,
+    /// No further payload can be held before one is given back.
+    pub loans_out: AtomicBool,
     /// Progress of the peer matters to the send side.
     pub awaiting: AtomicBool,
     /// Ended from this side: a lie was found, or it was closed.
@@ -66,12 +68,17 @@ impl Member {
     /// True if polling the VI would bring something.
     #[inline]
     pub(crate) fn ready(&self) -> bool {
-        (self.receivable.load(Relaxed) && self.slots.ready())
+        (self.receivable.load(Relaxed) && self.slot_ready())
             || self.sent.load(Relaxed)
             || self.received.load(Relaxed)
             || self.returned.load(Relaxed)
             || (self.awaiting.load(Relaxed) && (self.credit.moved() || self.releases.moved()))
             || self.end_unnoticed()
+    }
+
+    #[inline]
+    fn slot_ready(&self) -> bool {
+        if self.loans_out.load(Relaxed) { self.slots.ready_without_loan() } else { self.slots.ready() }
     }
 
     #[inline]

@@ -347,7 +347,7 @@ impl RecvQueue {
             }
         }
         self.step_over(head, true);
-        self.held += 1;
+        self.count_held();
         let receive = self.take_posted();
         self.stats.referenced += 1;
         self.stats.messages += 1;
@@ -639,6 +639,14 @@ impl RecvQueue {
         InPlace::new(InPlaceParts { first: None, extra: None, slot: None, returns: Some(self.returns.clone()) })
     }
 
+    #[inline(always)]
+    fn count_held(&mut self) {
+        self.held += 1;
+        if self.held >= self.member.block.shape().loans() {
+            self.member.loans_out.store(true, Relaxed);
+        }
+    }
+
     /// Keeps this slot's payload where it is.
     fn hold(&mut self, head: &SlotHead, spans_at: usize) -> Result<InPlace, Lie> {
         let mut payload = self.shell();
@@ -661,7 +669,7 @@ impl RecvQueue {
         }
         self.check_spans(head, sum)?;
         payload.parts.slot = Some(self.reader.tail());
-        self.held += 1;
+        self.count_held();
         self.step_over(head, true);
         if head.flags.has(Flags::ACKNOWLEDGE) {
             // The application has it, which is what the sender waits for.
@@ -815,6 +823,7 @@ impl RecvQueue {
     #[inline(always)]
     fn release_slot(&mut self, slot: u64) -> bool {
         self.held -= 1;
+        self.member.loans_out.store(false, Relaxed);
         if self.stuck.is_some() {
             self.unstick(Want::Release);
         }

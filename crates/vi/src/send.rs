@@ -396,9 +396,11 @@ impl SendQueue {
                 return Err(PostError::ReadOnly { region: write.key.region });
             }
             let limit = self.nic.config.descriptors_max;
-            let full = self.pending.len() + self.finishing >= limit || self.pending.is_empty() && !self.has_credit();
-            if write.immediate.is_some() && full {
+            if write.immediate.is_some() && self.pending.len() + self.finishing >= limit {
                 return Err(PostError::QueueFull { limit });
+            }
+            if write.immediate.is_some() && self.pending.is_empty() && !self.has_credit() {
+                return Err(PostError::QueueFull { limit: self.member.block.shape().depth() as usize });
             }
             self.check_tags(&write.payload)?;
             Ok(region)
@@ -504,11 +506,11 @@ impl SendQueue {
         let (member, nic) = (self.member.clone(), self.nic.clone());
         member.wait_for(&nic.spin, timeout, || {
             self.progress();
-            self.notice_end();
-            match self.ended {
-                Some(failure) => Some(Err(WaitError::NotConnected(failure))),
-                None => (self.finishing == 0 && self.pending.is_empty()).then_some(Ok(())),
+            if self.finishing == 0 && self.pending.is_empty() {
+                return Some(Ok(()));
             }
+            self.notice_end();
+            self.ended.map(|failure| Err(WaitError::NotConnected(failure)))
         })?
     }
 

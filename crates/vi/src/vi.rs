@@ -89,6 +89,7 @@ impl Vi {
             received: AtomicBool::new(false),
             returned: AtomicBool::new(false),
             receivable: AtomicBool::new(false),
+            loans_out: AtomicBool::new(false),
             awaiting: AtomicBool::new(false),
             broken: OnceLock::new(),
             aborting: AtomicBool::new(false),

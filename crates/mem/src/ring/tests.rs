@@ -595,7 +595,7 @@ fn a_lying_writer_is_named() {
         ([1, whole, 128, 0], 113),
         ([1, whole, 129, 0], 0),
         ([1, whole, 0, 1], 0),
-        ([1, whole | 16, 0, 0], 0),
+        ([1, whole | 32, 0, 0], 0),
         ([1, 0, 1, 0], 0),
         ([1, Flags::TOKEN.0, 0, 0], 0),
         ([1, Flags::FIRST.0, 0, 0], 233),
