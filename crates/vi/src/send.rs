@@ -539,11 +539,11 @@ impl SendQueue {
 
     #[inline(always)]
     pub(crate) fn take_done(&mut self) -> Option<Completion> {
-        let next = self.done.pop_front()?;
+        let next = self.done.pop_front();
         if self.done.is_empty() && !self.has_ripe() {
             self.member.sent.store(false, Relaxed);
         }
-        Some(next)
+        next
     }
 
     /// True if progress could bring something.

@@ -202,6 +202,7 @@ fn with_every_loan_out_further_messages_wait_and_none_is_lost() {
         assert_eq!(queue.wait(PATIENCE), Ok(line.vi.id()));
         held.push(line.received().into_in_place().unwrap());
     }
+    drop(line);
     sender.finish();
 }
 
