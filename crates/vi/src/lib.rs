@@ -31,6 +31,8 @@ mod bells;
 mod config;
 mod descriptor;
 mod error;
+mod flight;
+mod gather;
 mod handover;
 mod listener;
 mod member;

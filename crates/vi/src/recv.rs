@@ -16,6 +16,7 @@ use crate::descriptor::{
     Completion, Control, InPlace, InPlaceParts, Operation, Payload, PayloadToken, Receive, Returns, Target,
 };
 use crate::error::{Failure, PostError, Refused, WaitError};
+use crate::gather::SPAN_BYTES;
 use crate::member::{Member, STATE_ABORTED};
 use crate::nic::NicInner;
 use crate::send::PulseRecord;
@@ -29,7 +30,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
-const SPAN_BYTES: usize = 16;
 const SEGMENTS_MAX: usize = 64;
 /// Slots that one poll looks at, at most.
 const SLOTS_PER_POLL: u32 = 4096;

@@ -15,6 +15,8 @@
 use crate::config::{Path, Reliability, ViOptions};
 use crate::descriptor::{Completion, Control, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Segment};
 use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
+use crate::flight::{Finish, Flights, InFlight};
+use crate::gather::{Prefix, SPAN_BYTES, for_each_segment, slices, span};
 use crate::member::Member;
 use crate::nic::NicInner;
 use crate::remote::RemoteKey;
@@ -29,7 +31,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-const SPAN_BYTES: usize = 16;
 /// Segments of a message; more than fit a slot are copied rather than referenced.
 const SEGMENTS_MAX: usize = 64;
 /// A message that is referred to: its buffer comes back on the reader's word, who need not say so
@@ -91,7 +92,7 @@ pub struct SendQueue {
     path: Path,
     tag: Tag,
     pending: VecDeque<Outgoing>,
-    in_flight: VecDeque<InFlight>,
+    in_flight: Flights,
     loans: LoanBook<Loan>,
     /// Messages in flight or on loan whose completion is still to come.
     finishing: usize,
@@ -131,26 +132,6 @@ enum Way {
     Slots,
 }
 
-/// A slot that was published and about which something is to be done when it is consumed.
-#[derive(Debug)]
-struct InFlight {
-    index: u64,
-    extent: Option<u64>,
-    finish: Option<Finish>,
-    /// The reader may keep its payload.
-    lendable: bool,
-}
-
-/// What a completion is made of.
-#[derive(Debug)]
-struct Finish {
-    token: u64,
-    length: usize,
-    payload: Payload,
-    /// Only when the reader has given the payload back.
-    when_freed: bool,
-}
-
 #[derive(Debug)]
 struct Loan {
     extent: Option<u64>,
@@ -172,6 +153,7 @@ impl SendQueue {
         options: &ViOptions<'_>,
     ) -> SendQueue {
         let pulse = Pulse::new(options.pulses, nic.config.minpulse);
+        let in_flight = Flights::new(member.block.shape().depth());
         SendQueue {
             member,
             nic,
@@ -183,7 +165,7 @@ impl SendQueue {
             path: options.path,
             tag: options.tag.unwrap_or(Tag(0)),
             pending: VecDeque::new(),
-            in_flight: VecDeque::new(),
+            in_flight,
             loans: loans.0,
             finishing: 0,
             done: VecDeque::new(),
@@ -737,7 +719,7 @@ impl SendQueue {
     fn finish_at(&mut self, index: u64, finish: Finish) {
         if self.reliability == Reliability::Reception {
             self.finishing += 1;
-            self.in_flight.push_back(InFlight { index, extent: None, finish: Some(finish), lendable: false });
+            self.in_flight.push(index, None, Some(finish), false);
             self.note_awaiting();
         } else {
             self.push_done(completion(finish.token, Operation::Send, Ok(()), finish.length, finish.payload));
@@ -871,7 +853,7 @@ impl SendQueue {
         self.stats.referenced += 1;
         self.ring_if_wanted();
         self.finishing += 1;
-        self.in_flight.push_back(InFlight { index, extent: None, finish: Some(finish), lendable: true });
+        self.in_flight.push(index, None, Some(finish), true);
         self.note_awaiting();
     }
 
@@ -962,7 +944,7 @@ impl SendQueue {
                     return Ok(Advance::Finished);
                 }
                 if freed.is_some() {
-                    self.in_flight.push_back(InFlight { index, extent: freed, finish: None, lendable: false });
+                    self.in_flight.push(index, freed, None, false);
                 }
             }
         }
@@ -1054,7 +1036,7 @@ impl SendQueue {
             self.push_done(completion(finish.token, Operation::Send, Ok(()), finish.length, finish.payload));
             None
         };
-        self.in_flight.push_back(InFlight { index, extent, finish, lendable: true });
+        self.in_flight.push(index, extent, finish, true);
     }
 
     /// From `least` to `most` bytes of the payload area, if they can be had now.
@@ -1177,7 +1159,7 @@ impl SendQueue {
     }
 
     fn sweep_one(&mut self) -> Result<(), Lie> {
-        if let Some(mut slot) = self.in_flight.pop_front() {
+        if let Some(mut slot) = self.in_flight.pop() {
             if slot.lendable && self.writer.holds(slot.index) {
                 if slot.finish.as_ref().is_some_and(|finish| !finish.when_freed) {
                     self.complete(slot.finish.take());
@@ -1214,7 +1196,7 @@ impl SendQueue {
         if !self.done.is_empty() || !self.has_plain() {
             return None;
         }
-        let Finish { token, length, payload, when_freed } = self.in_flight.pop_front()?.finish?;
+        let Finish { token, length, payload, when_freed } = self.in_flight.pop()?.finish?;
         if when_freed && let Payload::Buffer(buffer) = &payload {
             // It was read elsewhere, and is most likely filled anew next.
             buffer.prefetch_to_write();
@@ -1247,12 +1229,7 @@ impl SendQueue {
         };
         lent.map_err(|(lie, loan)| {
             // It comes back with everything else, when the VI ends in a moment.
-            self.in_flight.push_front(InFlight {
-                index: slot.index,
-                extent: None,
-                finish: loan.finish,
-                lendable: false,
-            });
+            self.in_flight.put_back(InFlight { index: slot.index, extent: None, finish: loan.finish, lendable: false });
             lie
         })
     }
@@ -1310,7 +1287,7 @@ impl SendQueue {
         }
         self.ended = Some(failure);
         self.member.ended.fetch_add(1, Relaxed);
-        let in_flight: Vec<_> = self.in_flight.drain(..).map(|slot| slot.finish).collect();
+        let in_flight: Vec<_> = std::iter::from_fn(|| self.in_flight.pop()).map(|slot| slot.finish).collect();
         let lent: Vec<_> = self.loans.recall().map(|loan| loan.finish).collect();
         for Finish { token, payload, .. } in in_flight.into_iter().chain(lent).flatten() {
             self.push_done(completion(token, Operation::Send, Err(failure), 0, payload));
@@ -1343,36 +1320,6 @@ impl LoanBookParts {
     }
 }
 
-/// What stands before the control bytes of a slot.
-struct Prefix {
-    bytes: [u8; CONTENT_BYTES],
-    len: usize,
-}
-
-impl Prefix {
-    fn new() -> Prefix {
-        Prefix { bytes: [0; CONTENT_BYTES], len: 0 }
-    }
-
-    fn push(&mut self, bytes: &[u8]) {
-        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
-        self.len += bytes.len();
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
-#[inline(always)]
-fn span(region: u32, length: usize, offset: usize) -> [u8; SPAN_BYTES] {
-    let mut bytes = [0; SPAN_BYTES];
-    bytes[..4].copy_from_slice(&region.to_le_bytes());
-    bytes[4..8].copy_from_slice(&(length as u32).to_le_bytes());
-    bytes[8..].copy_from_slice(&(offset as u64).to_le_bytes());
-    bytes
-}
-
 #[inline(always)]
 fn completion(
     token: u64,
@@ -1382,33 +1329,6 @@ fn completion(
     payload: Payload,
 ) -> Completion {
     Completion { token, operation, status, length, immediate: 0, control: Control::EMPTY, payload }
-}
-
-fn for_each_segment(payload: &Payload, mut each: impl FnMut(&[u8])) {
-    match payload {
-        Payload::None | Payload::InPlace(_) => {}
-        Payload::Buffer(buffer) => each(buffer),
-        Payload::Segments(segments) => segments.iter().for_each(|segment| each(segment.bytes())),
-    }
-}
-
-/// The bytes from `from` on, `length` of them, slice by slice.
-#[inline]
-fn slices(payload: &Payload, from: usize, length: usize, mut each: impl FnMut(&[u8])) {
-    if let Payload::Buffer(buffer) = payload {
-        return each(&buffer[from..from + length]);
-    }
-    let (mut skip, mut left) = (from, length);
-    for_each_segment(payload, |bytes| {
-        if left == 0 || skip >= bytes.len() {
-            skip = skip.saturating_sub(bytes.len());
-            return;
-        }
-        let take = left.min(bytes.len() - skip);
-        each(&bytes[skip..skip + take]);
-        left -= take;
-        skip = 0;
-    });
 }
 
 impl Drop for SendQueue {
