@@ -238,8 +238,12 @@ impl Peer {
     pub(crate) fn remote_region(&self, region: u32) -> Result<RemoteRegion, Lie> {
         let find = || self.remote.read().unwrap_or_else(PoisonError::into_inner).get(&region).cloned();
         // The descriptor was sent before the slot that names it, but the watcher may not have come
-        // to it yet.
-        find().or_else(|| self.read_news().then(find).flatten()).ok_or(Lie::UnknownRegion { region })
+        // to it yet; it may also be the last thing that came before the end.
+        let look = || {
+            self.read_news();
+            find()
+        };
+        find().or_else(look).ok_or(Lie::UnknownRegion { region })
     }
 
     fn give(

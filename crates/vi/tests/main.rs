@@ -18,4 +18,5 @@ mod remote_memory;
 mod sends;
 mod sleep_wake;
 mod strangers;
+mod threads;
 mod tokens;

@@ -3,7 +3,7 @@
 
 use crate::support::seeded::Seeded;
 use crate::support::{Line, PATIENCE, Stage, buffer, cpu_time};
-use highwire_vi::{CompletionQueue, Message, Nic, Operation, Path, Receive, Reliability, ViOptions};
+use highwire_vi::{CompletionQueue, Message, Nic, Operation, Path, PayloadToken, Receive, Reliability, ViOptions};
 use std::time::{Duration, Instant};
 
 /// Rounds of a quick run, unless a long one is asked for.
@@ -166,6 +166,57 @@ fn no_wake_up_is_lost_by_who_waits_for_room_or_for_a_payload_to_come_back() {
     }
     line.vi.disconnect(PATIENCE).expect("everything is taken in the end");
     reader.finish();
+}
+
+#[test]
+fn no_wake_up_is_lost_behind_a_burst_of_orphans() {
+    // A poll steps over only so many slots that complete nothing; what comes behind them is there
+    // before the reader falls asleep.
+    let stage = Stage::open_for(limit());
+    let count = rounds(1_000);
+    stage.role("sender", |stage| {
+        let nic = stage.nic();
+        let mut line = Line::connect(&nic, "shm:orphans");
+        let mut seeded = Seeded::fresh();
+        for round in 0..count {
+            let orphans = *seeded.pick(&[0, 1, 63, 64, 65, 300]);
+            for _ in 0..orphans {
+                line.vi.post_send(Message::new(0).lands_at(PayloadToken(9))).unwrap();
+                line.sent();
+            }
+            line.vi.post_recv(Receive::new(round)).unwrap();
+            line.vi.post_send(Message::new(round).immediate(round as u32)).unwrap();
+            line.sent();
+            assert_eq!(line.received().immediate, round as u32);
+            pause(&mut seeded);
+        }
+        line.vi.disconnect(PATIENCE).unwrap();
+    });
+    let nic = stage.nic();
+    let listener = nic.listen("shm:orphans").unwrap();
+    let sender = stage.start("sender");
+    let mut queue = nic.completion_queue().unwrap();
+    let mut line = Line::accept_with(&listener, &ViOptions::new().queue(&queue));
+    let mut seeded = Seeded::fresh();
+    for round in 0..count {
+        line.vi.post_recv(Receive::new(round)).unwrap();
+        pause(&mut seeded);
+        let done = loop {
+            // By turns on the VI and on the queue.
+            if round % 2 == 0 {
+                break line.vi.wait(PATIENCE).expect("a lost wake-up");
+            }
+            queue.wait(PATIENCE).expect("a lost wake-up");
+            if let Some(done) = line.vi.poll() {
+                break done;
+            }
+        };
+        assert_eq!((done.operation, done.immediate), (Operation::Receive, round as u32));
+        line.vi.post_send(Message::new(round).immediate(round as u32)).unwrap();
+        line.sent();
+    }
+    line.end();
+    sender.finish();
 }
 
 #[test]
