@@ -28,8 +28,9 @@ pub enum Pulses {
 /// assert!(!pulse.release(1024, true, true));  // too little yet
 /// assert!(!pulse.release(65536, true, false)); // the sink is busy: let more gather
 /// assert!(pulse.release(10, false, false));   // the end of the message goes, however small
+/// assert_eq!(pulse.step(1 << 20, 32768), 32768); // gathering: look again after as much as there is
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Pulse {
     policy: Pulses,
     minpulse: usize,
@@ -46,13 +47,36 @@ impl Pulse {
         self.policy
     }
 
-    /// How many bytes to bring in before asking again, of `remaining`.
+    /// How many bytes to bring in before asking again, of `remaining`, when so many are `buffered`.
+    ///
+    /// As long as the sink is busy each step brings as much as all before it: the longer it takes,
+    /// the less often it is looked at, and long copies are the fast ones.
     #[inline]
-    pub fn step(&self, remaining: usize) -> usize {
+    pub fn step(&self, remaining: usize, buffered: usize) -> usize {
         match self.policy {
-            Pulses::Adaptive => self.minpulse.min(remaining),
+            Pulses::Adaptive => buffered.clamp(self.minpulse, STEP_BYTES_MAX.max(self.minpulse)).min(remaining),
             Pulses::Fixed(bytes) => bytes.clamp(1, remaining.max(1)),
             Pulses::Whole => remaining,
+        }
+    }
+
+    /// The hop for one message of `total` bytes: a pulse is at least an eighth of it.
+    ///
+    /// What each pulse costs beside its bytes is soon more than what further cutting could save, and
+    /// more so the farther the sink is.
+    #[inline]
+    #[must_use]
+    pub fn for_message(&self, total: usize) -> Pulse {
+        Pulse { policy: self.policy, minpulse: self.minpulse.max(total / PULSES_OF_A_MESSAGE) }
+    }
+
+    /// True if a message of `total` bytes is not worth cutting at all.
+    #[inline]
+    pub fn is_one(&self, total: usize) -> bool {
+        match self.policy {
+            Pulses::Adaptive => total < 2 * self.minpulse,
+            Pulses::Fixed(bytes) => total <= bytes,
+            Pulses::Whole => true,
         }
     }
 
@@ -65,5 +89,63 @@ impl Pulse {
             Pulses::Fixed(bytes) => buffered >= bytes,
             Pulses::Whole => false,
         }
+    }
+}
+
+const PULSES_OF_A_MESSAGE: usize = 8;
+
+/// However busy the sink, it is looked at after so many bytes.
+const STEP_BYTES_MAX: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Drives a message through a hop whose sink takes `sink_steps` steps of the source for each
+    /// byte, and tells the pulses.
+    fn pulses(policy: Pulses, total: usize, source_ns_per_kib: u64, sink_ns_per_kib: u64) -> Vec<usize> {
+        let pulse = Pulse::new(policy, 8192);
+        let (mut now, mut sink_free_at, mut sent, mut buffered) = (0, 0, 0, 0);
+        let mut out = Vec::new();
+        while sent < total {
+            let step = pulse.step(total - sent, buffered);
+            assert!(step > 0 && step <= total - sent);
+            now += step as u64 * source_ns_per_kib / 1024;
+            sent += step;
+            buffered += step;
+            if pulse.release(buffered, sent < total, sink_free_at <= now) {
+                sink_free_at = now.max(sink_free_at) + buffered as u64 * sink_ns_per_kib / 1024;
+                out.push(std::mem::take(&mut buffered));
+            }
+        }
+        assert_eq!((out.iter().sum::<usize>(), buffered), (total, 0), "everything goes, once");
+        out
+    }
+
+    #[test]
+    fn a_fast_sink_gets_small_pulses() {
+        let sizes = pulses(Pulses::Adaptive, 1 << 20, 30, 10);
+        assert!(sizes.iter().all(|size| *size == 8192), "{sizes:?}");
+    }
+
+    #[test]
+    fn a_slow_sink_gets_few_large_pulses_after_the_first() {
+        let sizes = pulses(Pulses::Adaptive, 1 << 20, 30, 300);
+        assert_eq!(sizes[0], 8192);
+        assert!(sizes.len() < 10 && sizes.iter().skip(2).any(|size| *size > 100_000), "{sizes:?}");
+    }
+
+    #[test]
+    fn a_long_message_is_cut_into_few_pulses() {
+        let pulse = Pulse::new(Pulses::Adaptive, 8192).for_message(1 << 20);
+        assert!(!pulse.release(100_000, true, true) && pulse.release(131_072, true, true));
+        assert!(Pulse::new(Pulses::Fixed(1408), 8192).for_message(1 << 20).release(1408, true, true));
+    }
+
+    #[test]
+    fn the_other_policies_do_what_they_say() {
+        assert_eq!(pulses(Pulses::Whole, 100_000, 30, 300), [100_000]);
+        let fixed = pulses(Pulses::Fixed(1408), 8192, 30, 300);
+        assert_eq!(fixed, [1408, 1408, 1408, 1408, 1408, 1152]);
     }
 }

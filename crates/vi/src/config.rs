@@ -65,7 +65,7 @@ impl Default for Config {
             users_max: 64,
             half_open_max: 16,
             reference_from: 16 << 10,
-            minpulse: 4 << 10,
+            minpulse: 8 << 10,
             connect_timeout: Duration::from_secs(5),
             spin: None,
             runtime_dir: None,

@@ -38,6 +38,8 @@ const SEGMENTS_MAX: usize = 64;
 const REFERENCE: Flags = Flags::WHOLE.with(Flags::SOON);
 /// So many slots that the reader has yet to come to are a stream.
 const STREAM_SLOTS: u64 = 4;
+/// A lap is to be at least so many messages long.
+const MESSAGES_TO_A_LAP: usize = 4;
 /// Longer messages are worth several pulses even to a busy reader.
 const ONE_PIECE_BYTES_MAX: usize = 64 << 10;
 /// A piece of the payload area is not worth having below this.
@@ -251,11 +253,7 @@ impl SendQueue {
         if !copied || total > ONE_PIECE_BYTES_MAX {
             return false;
         }
-        match self.pulse.policy() {
-            Pulses::Whole => true,
-            Pulses::Fixed(bytes) => total <= bytes,
-            Pulses::Adaptive => total <= self.nic.config.minpulse || self.reader_is_busy(),
-        }
+        self.pulse.is_one(total) || self.pulse.policy() == Pulses::Adaptive && self.reader_is_busy()
     }
 
     fn reader_is_busy(&mut self) -> bool {
@@ -896,8 +894,8 @@ impl SendQueue {
         if outgoing.sent == 0 && outgoing.piece.is_none() {
             self.stats.buffered += 1;
         }
-        let started = self.records.is_some().then(ticks);
-        let mut started = started;
+        let pulse = self.pulse.for_message(outgoing.total);
+        let mut started = self.records.is_some().then(ticks);
         loop {
             if !self.has_credit() {
                 return Ok(Advance::Blocked(outgoing));
@@ -914,7 +912,7 @@ impl SendQueue {
                     None => return Ok(Advance::Blocked(outgoing)),
                 },
             };
-            let step = self.pulse.step(remaining).min(extent.len - used);
+            let step = pulse.step(remaining, outgoing.buffered).min(extent.len - used);
             self.copy_in(&outgoing.message.payload, outgoing.sent, extent.offset + used, step);
             outgoing.sent += step;
             outgoing.buffered += step;
@@ -927,7 +925,7 @@ impl SendQueue {
             }
             let idle = self.writer.consumed() == self.writer.head();
             let piece_full = used == extent.len;
-            if piece_full || self.pulse.release(outgoing.buffered, more, idle) {
+            if piece_full || pulse.release(outgoing.buffered, more, idle) {
                 let at = extent.offset + used - outgoing.buffered;
                 let index = self.publish_pulse(&outgoing, at, more);
                 self.record(started, outgoing.buffered);
@@ -1043,7 +1041,7 @@ impl SendQueue {
     #[inline]
     fn take_piece(&mut self, least: usize, most: usize) -> Option<Extent> {
         if self.area.laps() != self.laps {
-            self.after_a_lap();
+            self.after_a_lap(most);
         }
         match self.area.reserve(least, most) {
             None => self.make_room(least, most),
@@ -1064,11 +1062,12 @@ impl SendQueue {
     }
 
     /// The walk has come round. A stream that gets round while the reader is still at it does better
-    /// with a longer way: lines that both have long left come from the shared cache.
+    /// with a longer way, and so does one of a few long messages: lines that both have long left come
+    /// from the shared cache.
     #[cold]
-    fn after_a_lap(&mut self) {
+    fn after_a_lap(&mut self, most: usize) {
         let behind = self.writer.head() - self.writer.consumed();
-        if behind >= STREAM_SLOTS {
+        if behind >= STREAM_SLOTS || self.area.size() < MESSAGES_TO_A_LAP * most {
             self.grow();
         }
         self.laps = self.area.laps();
