@@ -58,7 +58,7 @@ impl Default for Config {
             region_bytes: 256 << 20,
             peer_region_bytes_max: 64 << 30,
             payload_bytes_start: 256 << 10,
-            payload_bytes_max: 8 << 20,
+            payload_bytes_max: 4 << 20,
             payload_bytes_total_max: 256 << 20,
             message_bytes_max: 1 << 30,
             peer_regions_max: 1024,

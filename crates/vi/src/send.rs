@@ -274,15 +274,24 @@ impl SendQueue {
         self.stats.buffered += 1;
         self.stats.pulses += 1;
         let Message { token, immediate, payload, .. } = message;
-        if let Payload::Buffer(buffer) = &payload {
-            self.member.peer.ours().copy_in(extent.offset, buffer);
-        }
+        let Payload::Buffer(buffer) = payload else { return Ok(()) };
         let head = SlotHead { spans: 1, ..self.head(Kind::Spans, Flags::WHOLE, total, immediate) };
-        let index = self.writer.publish(head, &span(0, total, extent.offset), &[], &[]);
+        // The books first: behind a long copy, whose stores take their time, they would wait for it.
+        let later = self.reliability == Reliability::Reception;
+        let index = self.writer.head();
+        if !later {
+            self.in_flight.push(index, Some(extent.id), None, true);
+        }
+        self.member.peer.ours().copy_in(extent.offset, &buffer);
+        self.writer.publish(head, &span(0, total, extent.offset), &[], &[]);
         self.ring_if_wanted();
         self.record(started, total);
-        let finish = Finish { token, length: total, payload, when_freed: false };
-        self.after_publication(index, Some(extent.id), finish);
+        let finish = Finish { token, length: total, payload: Payload::Buffer(buffer), when_freed: false };
+        if later {
+            self.after_publication(index, Some(extent.id), finish);
+        } else {
+            self.push_done(completion(finish.token, Operation::Send, Ok(()), finish.length, finish.payload));
+        }
         Ok(())
     }
 
@@ -842,14 +851,15 @@ impl SendQueue {
         let Payload::Buffer(buffer) = &payload else { return };
         let place = span(buffer.region_id(), total, buffer.offset());
         let head = SlotHead { spans: 1, ..self.head(Kind::Spans, REFERENCE, total, immediate) };
-        let index = self.writer.publish(head, &place, &[], &[]);
-        self.await_reference(index, Finish { token, length: total, payload, when_freed: true });
+        // The books first: behind the slot, whose line may still be on its way here, they would wait.
+        self.await_reference(self.writer.head(), Finish { token, length: total, payload, when_freed: true });
+        self.writer.publish(head, &place, &[], &[]);
+        self.ring_if_wanted();
     }
 
     #[inline(always)]
     fn await_reference(&mut self, index: u64, finish: Finish) {
         self.stats.referenced += 1;
-        self.ring_if_wanted();
         self.finishing += 1;
         self.in_flight.push(index, None, Some(finish), true);
         self.note_awaiting();
@@ -887,6 +897,7 @@ impl SendQueue {
             Payload::None | Payload::InPlace(_) => {}
         }
         let index = self.writer.publish(head, prefix.bytes(), &control, &[]);
+        self.ring_if_wanted();
         self.await_reference(index, Finish { token, length: outgoing.total, payload, when_freed: true });
     }
 
