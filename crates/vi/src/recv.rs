@@ -420,7 +420,13 @@ impl RecvQueue {
 
     pub(crate) fn poll_or_end(&mut self) -> Option<Result<Completion, WaitError>> {
         let polled = self.poll().map(Ok);
-        polled.or_else(|| self.ended.map(|failure| Err(WaitError::NotConnected(failure))))
+        polled.or_else(|| self.waits_in_vain().map(|failure| Err(WaitError::NotConnected(failure))))
+    }
+
+    /// Why nothing will complete any more: it is over, or the peer is gone and what it left needs a
+    /// receive to be posted, or a payload to be given back.
+    pub(crate) fn waits_in_vain(&self) -> Option<Failure> {
+        self.ended.or_else(|| if self.stuck.is_some() && self.noticed { self.member.end() } else { None })
     }
 
     /// Gives a payload back to its sender at once.

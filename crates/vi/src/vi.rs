@@ -236,7 +236,7 @@ impl Vi {
         if let Some(done) = self.poll() {
             return Some(Ok(done));
         }
-        let ended = self.tx.ended().and(self.rx.ended());
+        let ended = self.tx.ended().and(self.rx.waits_in_vain());
         ended.map(|failure| Err(WaitError::NotConnected(failure)))
     }
 

@@ -435,3 +435,26 @@ fn many_deaths_leave_no_descriptor_mapping_or_name_behind() {
     until("all are forgotten", || (open_descriptors(), mappings()) <= before);
     assert_eq!(left_behind(&stage), ["leaks.sock", "leaks.sock.lock"]);
 }
+
+#[test]
+fn a_death_is_told_though_a_message_without_a_receive_is_left() {
+    let stage = Stage::open();
+    stage.role("leaver", |stage| {
+        let mut line = Line::connect(&stage.nic(), "shm:left");
+        line.vi.send_bytes(1, b"the last word").unwrap();
+        stage.mark("sent");
+        line.end();
+    });
+    let nic = stage.nic();
+    let listener = nic.listen("shm:left").unwrap();
+    let mut leaver = stage.start("leaver");
+    let mut line = Line::accept(&listener);
+    stage.await_mark("sent");
+    leaver.kill();
+    assert_eq!(line.vi.wait(PATIENCE).unwrap_err(), WaitError::NotConnected(Failure::PeerDied));
+    // What it said before is not lost.
+    line.vi.post_recv(Receive::new(7).into(buffer(&nic, 64))).unwrap();
+    let done = line.vi.wait(PATIENCE).unwrap();
+    assert_eq!((done.token, done.length, done.status), (7, 13, Ok(())));
+    assert_eq!(line.vi.wait(PATIENCE).unwrap_err(), WaitError::NotConnected(Failure::PeerDied));
+}
