@@ -8,7 +8,7 @@ use highwire_mem::CourierListener;
 use highwire_vi::{Config, ConnectError, Nic};
 use libfuzzer_sys::fuzz_target;
 use std::os::fd::AsFd;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ struct Script {
 
 struct Scene {
     nic: Nic,
-    scripts: Mutex<Sender<Script>>,
+    scripts: Mutex<SyncSender<Script>>,
 }
 
 fn scene() -> &'static Scene {
@@ -35,7 +35,7 @@ fn scene() -> &'static Scene {
             ..Config::default()
         };
         let listener = CourierListener::bind(&stage().join("liar.sock"), 16).expect("a socket");
-        let (scripts, next) = channel();
+        let (scripts, next) = sync_channel(1);
         std::thread::spawn(move || {
             while let Ok(script) = next.recv() {
                 play(&listener, &script);

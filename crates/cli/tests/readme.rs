@@ -22,7 +22,14 @@ fn every_command_of_the_readme_works() {
         }
         let unbounded = command.contains(" bench ") && !command.contains("--seconds");
         let command = if unbounded { format!("{command} --seconds {SECONDS}") } else { command.clone() };
-        shell(&command).assert().success();
+        let first = shell(&command).output().unwrap();
+        if String::from_utf8_lossy(&first.stderr).contains("give more --seconds") {
+            // Others keep the CPUs busy: do as it says, and give it ten more.
+            eprintln!("{}", String::from_utf8_lossy(&first.stderr));
+            shell(&command.replace("--seconds ", "--seconds 1")).assert().success();
+        } else {
+            first.assert().success();
+        }
     }
 }
 
@@ -189,6 +196,6 @@ const DOCUMENTS: &[&str] = &[
     "docs/protocol/shared-memory.md",
 ];
 /// For measurements that the README does not bound: enough to see that they work.
-const SECONDS: u32 = 10;
+const SECONDS: u32 = 8;
 /// The first command builds the release.
 const BUILD_PATIENCE: Duration = Duration::from_secs(180);

@@ -19,6 +19,8 @@ use crate::config::Config;
 
 /// Blocks and payload areas are cut in multiples of this.
 const GRANULE: usize = 1024;
+/// Messages read from the socket at once: a peer that floods it must not keep us from the others.
+const NEWS_PER_LOOK: usize = 64;
 /// A peer that does not read its socket must not hold us up.
 const HANDOVER_TIMEOUT: Duration = Duration::ZERO;
 
@@ -197,7 +199,7 @@ impl Peer {
         // One reader at a time, so that regions are entered in the order they were sent.
         let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = [0; MESSAGE_BYTES];
-        loop {
+        for _ in 0..NEWS_PER_LOOK {
             let taken = match self.courier.try_receive(&mut bytes) {
                 Ok(None) => return true,
                 Ok(Some((length, descriptors))) => self.take_region(&bytes[..length], descriptors, &mut remote),
@@ -215,6 +217,7 @@ impl Peer {
                 return false;
             }
         }
+        true
     }
 
     fn take_region(
@@ -238,12 +241,14 @@ impl Peer {
     pub(crate) fn remote_region(&self, region: u32) -> Result<RemoteRegion, Lie> {
         let find = || self.remote.read().unwrap_or_else(PoisonError::into_inner).get(&region).cloned();
         // The descriptor was sent before the slot that names it, but the watcher may not have come
-        // to it yet; it may also be the last thing that came before the end.
-        let look = || {
+        // to it yet; it may also be the last thing that came before the end. An honest peer has not
+        // sent more than it may.
+        let looks = 1 + self.config.peer_regions_max / NEWS_PER_LOOK;
+        let look = |_| {
             self.read_news();
             find()
         };
-        find().or_else(look).ok_or(Lie::UnknownRegion { region })
+        find().or_else(|| (0..looks).find_map(look)).ok_or(Lie::UnknownRegion { region })
     }
 
     fn give(

@@ -300,6 +300,12 @@ fn random_operations_agree_with_a_queue_in_whole_pieces() {
     against_the_oracle(3000, few, &ViOptions::new().pulses(Pulses::Whole).path(Path::Buffered));
 }
 
+#[test]
+fn random_operations_agree_with_a_queue_of_the_least_and_of_the_greatest_depth() {
+    against_the_oracle(1500, |config| (config.depth, config.loans) = (2, 2), &ViOptions::new());
+    against_the_oracle(1500, |config| (config.depth, config.loans) = (4096, 4096), &ViOptions::new());
+}
+
 /// The messages of one direction, known to both processes by their seed.
 fn script(seed: u64, count: usize) -> (Seeded, Vec<(usize, Path)>) {
     let mut seeded = Seeded::from(seed);
