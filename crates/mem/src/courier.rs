@@ -212,7 +212,7 @@ impl From<OwnedFd> for Courier {
 }
 
 /// The moment `timeout` from now; a year from now for those who wait for ever.
-fn deadline(timeout: Duration) -> Instant {
+pub fn deadline(timeout: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
     Instant::now() + timeout.min(YEAR)
 }

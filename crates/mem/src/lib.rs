@@ -56,7 +56,7 @@ pub use ring::{CreditWatch, Flags, Kind, Lie, SlotHead, SlotReader, SlotWatch, S
 pub use {
     bell::BellPage,
     clock::{Ticks, ticks, ticks_per_second},
-    courier::{Courier, CourierError, CourierListener, Credentials},
+    courier::{Courier, CourierError, CourierListener, Credentials, deadline},
     extents::Extents,
     fork::Process,
     peer_bytes::PeerBytes,
@@ -67,7 +67,7 @@ pub use {
     },
     sys::{
         KernelTooOld, Sleep, SleepOutcome, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
-        kernel_check, light_barrier, pause, prefetch_peer,
+        kernel_check, light_barrier, pause,
     },
     watcher::{Watch, WatchKey, Watcher},
     words::Words,

@@ -369,12 +369,6 @@ impl SlotWriter {
         Ok(true)
     }
 
-    /// Asks the cache for the reader's progress, so that a later look does not wait for it.
-    #[cfg(not(loom))]
-    pub fn prefetch_progress(&self) {
-        crate::sys::prefetch_peer(&self.peer, self.peer_consumed_at);
-    }
-
     /// True if the reader holds the payload of slot `index`, which it has consumed. To be asked
     /// before slot `index + depth` is published: the reader's answer to that one takes its place.
     #[inline]

@@ -234,7 +234,7 @@ pub fn cpus_allowed() -> usize {
 
 /// Asks the cache for the line at `at`.
 #[inline(always)]
-pub fn prefetch_peer(memory: &PeerMemory, at: usize) {
+pub(crate) fn prefetch_peer(memory: &PeerMemory, at: usize) {
     prefetch(&memory.0, at);
 }
 

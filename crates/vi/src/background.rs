@@ -2,8 +2,9 @@
 
 use crate::descriptor::{Completion, Message, Receive};
 use crate::error::{PostError, Refused, WaitError};
-use crate::member::{Member, deadline};
+use crate::member::Member;
 use crate::vi::Vi;
+use highwire_mem::deadline;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

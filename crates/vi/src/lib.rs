@@ -38,6 +38,7 @@ mod listener;
 mod member;
 mod nic;
 mod peer;
+mod pulse_log;
 mod queue;
 mod recv;
 mod remote;
@@ -59,11 +60,12 @@ pub use error::{
 };
 pub use listener::Listener;
 pub use nic::Nic;
+pub use pulse_log::PulseRecord;
 pub use queue::{Armed, CompletionQueue, Notify};
 pub use recv::{RecvQueue, RecvStats};
 pub use remote::RemoteKey;
 pub use rendezvous::Refusal;
-pub use send::{PulseRecord, SendQueue, SendStats};
+pub use send::{SendQueue, SendStats};
 pub use vi::{State, Vi, ViId};
 
 pub use highwire_mem::{

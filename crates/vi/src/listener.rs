@@ -3,11 +3,10 @@
 use crate::config::{Allow, ViOptions};
 use crate::error::{AcceptError, ListenError};
 use crate::handover;
-use crate::member::deadline;
 use crate::nic::NicInner;
 use crate::rendezvous::{MESSAGE_BYTES, Refusal};
 use crate::vi::Vi;
-use highwire_mem::{Courier, CourierError, CourierListener};
+use highwire_mem::{Courier, CourierError, CourierListener, deadline};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

@@ -6,7 +6,7 @@ use crate::peer::Peer;
 use crate::spin::SpinRules;
 use crate::vi::ViId;
 use highwire_mem::{
-    Attention, BellIndex, Block, CreditWatch, Process, ReleaseWatch, SlotWatch, current_cpu, light_barrier,
+    Attention, BellIndex, Block, CreditWatch, Process, ReleaseWatch, SlotWatch, current_cpu, deadline, light_barrier,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -190,10 +190,4 @@ impl Member {
     pub(crate) fn half_gone(&self) -> bool {
         self.halves.fetch_sub(1, SeqCst) == 1
     }
-}
-
-/// The moment `timeout` from now; a year from now for those who wait for ever.
-pub(crate) fn deadline(timeout: Duration) -> Instant {
-    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-    Instant::now() + timeout.min(YEAR)
 }

@@ -5,12 +5,12 @@
 
 use crate::bells::{BellHome, QueueShared};
 use crate::error::WaitError;
-use crate::member::{Member, deadline};
+use crate::member::Member;
 use crate::nic::NicInner;
 use crate::peer::Peer;
 use crate::spin::FREE_LOOKS;
 use crate::vi::ViId;
-use highwire_mem::{Bell, Process, current_cpu};
+use highwire_mem::{Bell, Process, current_cpu, deadline};
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::{HashMap, VecDeque};
 use std::io;

@@ -19,11 +19,10 @@ use crate::error::{Failure, PostError, Refused, WaitError};
 use crate::gather::SPAN_BYTES;
 use crate::member::{Member, STATE_ABORTED};
 use crate::nic::NicInner;
-use crate::send::PulseRecord;
+use crate::pulse_log::{PulseLog, PulseRecord};
 use crate::vi::ViId;
 use highwire_mem::{
     BellRope, Flags, Kind, Lie, PeerBytes, PeerMemory, RegionKind, ReleaseLog, RemoteRegion, SlotHead, SlotReader, Tag,
-    Ticks, ticks,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -81,7 +80,7 @@ pub struct RecvQueue {
     /// The last region that payloads came from.
     source: Option<(u32, RemoteRegion)>,
     stats: RecvStats,
-    records: Option<Vec<PulseRecord>>,
+    pulses: PulseLog,
 }
 
 /// A message of which the first slot has come.
@@ -144,7 +143,7 @@ impl RecvQueue {
             tag,
             source: None,
             stats: RecvStats::default(),
-            records: None,
+            pulses: PulseLog::default(),
         }
     }
 
@@ -305,9 +304,9 @@ impl RecvQueue {
         }
         let Some(Receive { target: Target::Buffer(buffer), .. }) = self.posted.front_mut() else { return None };
         let length = length as usize;
-        let started = self.records.is_some().then(ticks);
+        let started = self.pulses.begin();
         theirs.copy_out(offset as usize, buffer.get_mut(..length)?);
-        self.record(started, length);
+        self.pulses.end(started, self.stats.messages, length);
         self.stats.buffered += 1;
         let receive = self.take_posted();
         self.step_over(head, false);
@@ -447,17 +446,14 @@ impl RecvQueue {
         }
     }
 
-    /// Starts recording pulses, the last `capacity` of them.
+    /// Starts recording pulses, the first `capacity` of them.
     pub fn record_pulses(&mut self, capacity: usize) {
-        self.records = Some(Vec::with_capacity(capacity));
+        self.pulses.start(capacity);
     }
 
     /// The pulses recorded so far.
     pub fn take_pulses(&mut self) -> Vec<PulseRecord> {
-        self.records
-            .as_mut()
-            .map(|records| std::mem::replace(records, Vec::with_capacity(records.capacity())))
-            .unwrap_or_default()
+        self.pulses.take()
     }
 
     /// Why the VI is over, once this half has noticed.
@@ -605,7 +601,7 @@ impl RecvQueue {
         if reached > landing.total {
             return Err(Lie::MessageOverrun { total: landing.total, reached });
         }
-        let started = self.records.is_some().then(ticks);
+        let started = self.pulses.begin();
         match head.kind {
             Kind::Written => {}
             Kind::Inline => {
@@ -629,16 +625,8 @@ impl RecvQueue {
                 self.check_spans(head, sum)?;
             }
         }
-        self.record(started, head.length as usize);
+        self.pulses.end(started, self.stats.messages, head.length as usize);
         Ok(())
-    }
-
-    fn record(&mut self, started: Option<Ticks>, bytes: usize) {
-        if let (Some(started), Some(records)) = (started, &mut self.records)
-            && records.len() < records.capacity()
-        {
-            records.push(PulseRecord { message: self.stats.messages, bytes, started, ended: ticks() });
-        }
     }
 
     fn shell(&self) -> InPlace {

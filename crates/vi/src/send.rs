@@ -19,11 +19,12 @@ use crate::flight::{Finish, Flights, InFlight};
 use crate::gather::{Prefix, SPAN_BYTES, for_each_segment, slices, span};
 use crate::member::Member;
 use crate::nic::NicInner;
+use crate::pulse_log::{PulseLog, PulseRecord};
 use crate::remote::RemoteKey;
 use crate::vi::ViId;
 use highwire_mem::{
     BellRope, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook, PayloadArea,
-    Region, RemoteRegion, SlotHead, SlotWriter, Tag, Ticks, ticks,
+    Region, RemoteRegion, SlotHead, SlotWriter, Tag,
 };
 use highwire_pulse::{Pulse, Pulses};
 use std::collections::VecDeque;
@@ -44,19 +45,6 @@ const MESSAGES_TO_A_LAP: usize = 4;
 const ONE_PIECE_BYTES_MAX: usize = 64 << 10;
 /// A piece of the payload area is not worth having below this.
 const PIECE_BYTES_LEAST: usize = 16 << 10;
-
-/// One copy of a pulse, in or out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PulseRecord {
-    /// Which message of the VI, counted from 0.
-    pub message: u64,
-    /// Bytes moved.
-    pub bytes: usize,
-    /// When the copy began.
-    pub started: Ticks,
-    /// When it ended: for a sender, when the pulse was published.
-    pub ended: Ticks,
-}
 
 /// What a sending half has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,7 +95,7 @@ pub struct SendQueue {
     /// Laps of the payload area that were taken note of.
     laps: u64,
     stats: SendStats,
-    records: Option<Vec<PulseRecord>>,
+    pulses: PulseLog,
 }
 
 /// A message that is not published in full.
@@ -176,7 +164,7 @@ impl SendQueue {
             given: 0,
             laps: 0,
             stats: SendStats::default(),
-            records: None,
+            pulses: PulseLog::default(),
         }
     }
 
@@ -269,7 +257,7 @@ impl SendQueue {
             return self.post_any(message);
         }
         let Some(extent) = self.take_piece(total, total) else { return self.post_any(message) };
-        let started = self.records.is_some().then(ticks);
+        let started = self.pulses.begin();
         self.count_message(total);
         self.stats.buffered += 1;
         self.stats.pulses += 1;
@@ -285,7 +273,7 @@ impl SendQueue {
         self.member.peer.ours().copy_in(extent.offset, &buffer);
         self.writer.publish(head, &span(0, total, extent.offset), &[], &[]);
         self.ring_if_wanted();
-        self.record(started, total);
+        self.pulses.end(started, self.stats.messages.saturating_sub(1), total);
         let finish = Finish { token, length: total, payload: Payload::Buffer(buffer), when_freed: false };
         if later {
             self.after_publication(index, Some(extent.id), finish);
@@ -510,15 +498,12 @@ impl SendQueue {
 
     /// Starts recording pulses, the first `capacity` of them.
     pub fn record_pulses(&mut self, capacity: usize) {
-        self.records = Some(Vec::with_capacity(capacity));
+        self.pulses.start(capacity);
     }
 
     /// The pulses recorded so far.
     pub fn take_pulses(&mut self) -> Vec<PulseRecord> {
-        self.records
-            .as_mut()
-            .map(|records| std::mem::replace(records, Vec::with_capacity(records.capacity())))
-            .unwrap_or_default()
+        self.pulses.take()
     }
 
     #[inline]
@@ -906,7 +891,7 @@ impl SendQueue {
             self.stats.buffered += 1;
         }
         let pulse = self.pulse.for_message(outgoing.total);
-        let mut started = self.records.is_some().then(ticks);
+        let mut started = self.pulses.begin();
         loop {
             if !self.has_credit() {
                 return Ok(Advance::Blocked(outgoing));
@@ -939,8 +924,8 @@ impl SendQueue {
             if piece_full || pulse.release(outgoing.buffered, more, idle) {
                 let at = extent.offset + used - outgoing.buffered;
                 let index = self.publish_pulse(&outgoing, at, more);
-                self.record(started, outgoing.buffered);
-                started = self.records.is_some().then(ticks);
+                self.pulses.end(started, self.stats.messages.saturating_sub(1), outgoing.buffered);
+                started = self.pulses.begin();
                 outgoing.buffered = 0;
                 let freed = (piece_full || !more).then_some(extent.id);
                 if piece_full {
@@ -956,15 +941,6 @@ impl SendQueue {
                     self.in_flight.push(index, freed, None, false);
                 }
             }
-        }
-    }
-
-    fn record(&mut self, started: Option<Ticks>, bytes: usize) {
-        if let (Some(started), Some(records)) = (started, &mut self.records)
-            && records.len() < records.capacity()
-        {
-            let message = self.stats.messages.saturating_sub(1);
-            records.push(PulseRecord { message, bytes, started, ended: ticks() });
         }
     }
 

@@ -11,9 +11,7 @@ use crate::recv::RecvQueue;
 use crate::remote::RemoteKey;
 use crate::send::{LoanBookParts, SendQueue};
 use crate::spin::FREE_LOOKS;
-use highwire_mem::{
-    BellIndex, BellRope, Block, Credentials, Exported, Frozen, Process, Region, SlotReader, SlotWriter, Tag,
-};
+use highwire_mem::{BellIndex, BellRope, Block, Credentials, Exported, Frozen, Region, SlotReader, SlotWriter, Tag};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -74,7 +72,7 @@ impl Vi {
         let rope = Arc::new(rope);
         let member = Arc::new(Member {
             id: ViId(NEXT_ID.fetch_add(1, Relaxed)),
-            process: Process::current(),
+            process: nic.process,
             slots: reader.watch(),
             credit: writer.watch(),
             releases: loans.watch(),
