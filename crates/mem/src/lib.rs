@@ -50,7 +50,7 @@ pub use layout::{
 };
 pub use loans::{LoanBook, ReleaseLog, ReleaseWatch};
 pub use memory::{OwnMemory, PeerMemory, SharedMemory};
-pub use ring::{CreditWatch, Flags, Kind, Lie, SlotHead, SlotReader, SlotWatch, SlotWriter};
+pub use ring::{CreditWatch, Flags, Kind, Lie, RawHead, SlotHead, SlotReader, SlotWatch, SlotWriter};
 
 #[cfg(not(loom))]
 pub use {

@@ -106,6 +106,8 @@ mod mapped {
     pub(crate) struct View {
         base: *mut u8,
         len: usize,
+        /// Where a double word no longer fits.
+        words_end: usize,
         keep: Arc<Mapping>,
     }
 
@@ -119,6 +121,18 @@ mod mapped {
     #[inline(never)]
     fn outside(at: usize, bytes: usize, len: usize) -> ! {
         panic!("offset {at} + {bytes} is outside the mapping of {len} bytes");
+    }
+
+    // Told by value and not by an `assert!`, which would put the offset into memory for its message.
+    #[cold]
+    #[inline(never)]
+    fn misaligned(at: usize, word: usize) -> ! {
+        panic!("offset {at} is not a multiple of {word}");
+    }
+
+    #[inline(always)]
+    fn words_end(len: usize) -> usize {
+        len.saturating_sub(7)
     }
 
     /// Copies, without a call for the lengths that small messages have.
@@ -159,7 +173,7 @@ mod mapped {
 
     impl View {
         pub(crate) fn new(mapping: Arc<Mapping>) -> View {
-            View { base: mapping.base(), len: mapping.len(), keep: mapping }
+            View { base: mapping.base(), len: mapping.len(), words_end: words_end(mapping.len()), keep: mapping }
         }
 
         #[inline(always)]
@@ -170,7 +184,7 @@ mod mapped {
         /// A view of `len` bytes from `at` on, for copying only: words in it need not be aligned.
         #[inline]
         pub(crate) fn part(self, at: usize, len: usize) -> View {
-            View { base: self.pointer(at, len), len, keep: self.keep }
+            View { base: self.pointer(at, len), len, words_end: words_end(len), keep: self.keep }
         }
 
         /// Becomes the part of `whole` from `at` on, if it is a view of the same mapping.
@@ -178,7 +192,7 @@ mod mapped {
         pub(crate) fn turn_to(&mut self, whole: &View, at: usize, len: usize) -> bool {
             let same = Arc::ptr_eq(&self.keep, &whole.keep);
             if same {
-                (self.base, self.len) = (whole.pointer(at, len), len);
+                (self.base, self.len, self.words_end) = (whole.pointer(at, len), len, words_end(len));
             }
             same
         }
@@ -194,7 +208,9 @@ mod mapped {
 
         #[inline(always)]
         fn word32(&self, at: usize) -> &AtomicU32 {
-            assert!(at.is_multiple_of(4), "offset {at} is not a multiple of 4");
+            if !at.is_multiple_of(4) {
+                misaligned(at, 4);
+            }
             // SAFETY: inside the mapping, aligned (mappings begin on a page), and atomics are the
             // only way this crate touches it as a word; a peer's writes are atomic for the machine.
             unsafe { AtomicU32::from_ptr(self.pointer(at, 4).cast()) }
@@ -202,9 +218,14 @@ mod mapped {
 
         #[inline(always)]
         fn word64(&self, at: usize) -> &AtomicU64 {
-            assert!(at.is_multiple_of(8), "offset {at} is not a multiple of 8");
-            // SAFETY: as in `word32`.
-            unsafe { AtomicU64::from_ptr(self.pointer(at, 8).cast()) }
+            if !at.is_multiple_of(8) {
+                misaligned(at, 8);
+            }
+            if at >= self.words_end {
+                outside(at, 8, self.len);
+            }
+            // SAFETY: as in `word32`; `at + 8` lies inside the mapping by the check above.
+            unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) }
         }
 
         #[inline(always)]

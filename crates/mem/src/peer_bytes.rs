@@ -26,6 +26,7 @@ impl PeerBytes {
     }
 
     /// Bytes.
+    #[inline(always)]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
@@ -36,6 +37,7 @@ impl PeerBytes {
     }
 
     /// Copies the bytes from `at` on; panics past the end.
+    #[inline(always)]
     pub fn copy_to(&self, at: usize, into: &mut [u8]) {
         assert!(
             at <= self.len() && into.len() <= self.len() - at,

@@ -140,7 +140,8 @@ impl Flags {
     /// The reader is asked to publish its progress as soon as it has consumed this slot.
     pub const ACKNOWLEDGE: Flags = Flags(8);
 
-    /// The same, unless the reader finds a further slot right behind this one.
+    /// The reader is asked to publish its progress as soon as it has no more use for the payload,
+    /// unless it has seen that a further slot is there.
     pub const SOON: Flags = Flags(16);
 
     const KNOWN: u8 = 31;
@@ -177,12 +178,49 @@ pub struct SlotHead {
 
 const SPANS: u8 = 2;
 
-/// The head of most slots: a whole message, inline, with nothing beside it.
-const PLAIN: u32 = u32::from_le_bytes([1, Flags::WHOLE.0, 0, 0]);
+/// A slot's head as it was read, in a form that stays in registers. It is what the peer says, and
+/// the common cases can be told from it at a glance.
+#[derive(Clone, Copy, Debug)]
+pub struct RawHead {
+    meta: u32,
+    /// Payload bytes that this slot is said to carry.
+    pub length: u32,
+    /// The immediate data.
+    pub immediate: u32,
+}
 
-/// How many slots ahead lines are asked for: what arrives while that many are handled.
+impl RawHead {
+    /// A whole message in the slot, with nothing beside it, that fits there.
+    #[inline(always)]
+    pub fn is_plain(self) -> bool {
+        self.meta == PLAIN && self.length as usize <= CONTENT_BYTES
+    }
+
+    /// A whole message in one span, with nothing beside it.
+    #[inline(always)]
+    pub fn is_plain_span(self) -> bool {
+        self.meta == PLAIN_SPAN || self.is_plain_reference()
+    }
+
+    /// The same, and its sender waits for its memory.
+    #[inline(always)]
+    pub fn is_plain_reference(self) -> bool {
+        self.meta == PLAIN_REFERENCE
+    }
+}
+
+/// The heads of most slots, with nothing beside the payload: a whole message in the slot, in one
+/// span, and in one span that is referred to.
+const PLAIN: u32 = u32::from_le_bytes([1, Flags::WHOLE.0, 0, 0]);
+const PLAIN_SPAN: u32 = u32::from_le_bytes([SPANS, Flags::WHOLE.0, 0, 1]);
+const PLAIN_REFERENCE: u32 = u32::from_le_bytes([SPANS, Flags::WHOLE.with(Flags::SOON).0, 0, 1]);
+
+/// How many slots ahead the writer and the reader ask for lines: what arrives while that many are
+/// handled.
 #[cfg(not(loom))]
-const LOOK_AHEAD: u64 = 4;
+const WRITE_AHEAD: u64 = 8;
+#[cfg(not(loom))]
+const READ_AHEAD: u64 = 3;
 
 #[cfg(not(loom))]
 const LINE: usize = 64;
@@ -190,6 +228,14 @@ const LINE: usize = 64;
 /// So many slots in a row are a stream.
 #[cfg(not(loom))]
 const STREAM: u32 = 4;
+
+/// How many slots [`SlotReader`] has bits for.
+const HOLDING: u64 = 64;
+
+#[inline(always)]
+fn holding_bit(index: u64) -> u64 {
+    1 << (index % HOLDING)
+}
 
 /// Bytes of a span in a slot: region `u32`, length `u32`, offset `u64`.
 pub(crate) const SPAN_BYTES: usize = 16;
@@ -203,8 +249,8 @@ impl SlotHead {
         token + total + usize::from(self.spans) * SPAN_BYTES
     }
 
-    #[inline]
-    fn meta(&self) -> u32 {
+    #[inline(always)]
+    fn meta(self) -> u32 {
         let kind = match self.kind {
             Kind::Inline => 1,
             Kind::Spans => SPANS,
@@ -213,17 +259,8 @@ impl SlotHead {
         u32::from_le_bytes([kind, self.flags.0, self.control, self.spans])
     }
 
-    #[inline]
-    fn parse(index: u64, meta: u32, length: u32, immediate: u32) -> Result<SlotHead, Lie> {
-        if meta == PLAIN && length as usize <= CONTENT_BYTES {
-            let (kind, flags) = (Kind::Inline, Flags::WHOLE);
-            return Ok(SlotHead { kind, flags, control: 0, spans: 0, length, immediate });
-        }
-        SlotHead::parse_any(index, meta, length, immediate)
-    }
-
-    #[inline(never)]
-    fn parse_any(index: u64, meta: u32, length: u32, immediate: u32) -> Result<SlotHead, Lie> {
+    fn parse(index: u64, raw: RawHead) -> Result<SlotHead, Lie> {
+        let RawHead { meta, length, immediate } = raw;
         let [kind, flags, control, spans] = meta.to_le_bytes();
         let kind = match kind {
             1 => Kind::Inline,
@@ -382,22 +419,47 @@ impl SlotWriter {
     pub fn publish(&mut self, head: SlotHead, prefix: &[u8], control: &[u8], inline: &[u8]) -> u64 {
         debug_assert_eq!(prefix.len(), head.prefix_bytes());
         debug_assert_eq!(control.len(), usize::from(head.control));
-        assert!(self.credit() > 0, "a slot was written without credit");
-        assert!(prefix.len() + control.len() + inline.len() <= CONTENT_BYTES, "a slot's content is at most 240 bytes");
-        let index = self.head;
-        let at = self.slots_at + (index & self.mask) as usize * SLOT_BYTES;
+        let bytes = prefix.len() + control.len() + inline.len();
+        let at = self.claim(bytes);
         let mut content = at + HEAD_BYTES;
-        if !prefix.is_empty() {
-            self.own.copy_in(content, prefix);
-            content += prefix.len();
+        for part in [prefix, control, inline] {
+            if !part.is_empty() {
+                self.own.copy_in(content, part);
+                content += part.len();
+            }
         }
-        if !control.is_empty() {
-            self.own.copy_in(content, control);
-            content += control.len();
-        }
-        if !inline.is_empty() {
-            self.own.copy_in(content, inline);
-        }
+        self.seal(at, head, bytes)
+    }
+
+    /// The same for a message in the slot with nothing beside it. All of `head` stays in registers.
+    #[inline(always)]
+    pub fn publish_plain(&mut self, head: SlotHead, inline: &[u8]) -> u64 {
+        let at = self.claim(inline.len());
+        self.own.copy_in(at + HEAD_BYTES, inline);
+        self.seal(at, head, inline.len())
+    }
+
+    /// The same for one span of `head.length` bytes with nothing beside it.
+    #[inline(always)]
+    pub fn publish_span(&mut self, head: SlotHead, region: u32, offset: u64) -> u64 {
+        let at = self.claim(SPAN_BYTES);
+        let span = u128::from(region) | u128::from(head.length) << 32 | u128::from(offset) << 64;
+        self.own.copy_in(at + HEAD_BYTES, &span.to_le_bytes());
+        self.seal(at, SlotHead { spans: 1, ..head }, SPAN_BYTES)
+    }
+
+    /// Where the next slot is.
+    #[inline(always)]
+    fn claim(&self, bytes: usize) -> usize {
+        assert!(self.credit() > 0, "a slot was written without credit");
+        assert!(bytes <= CONTENT_BYTES, "a slot's content is at most 240 bytes");
+        self.slots_at + (self.head & self.mask) as usize * SLOT_BYTES
+    }
+
+    /// The content is there: the head follows, and the sequence last.
+    #[inline(always)]
+    fn seal(&mut self, at: usize, head: SlotHead, bytes: usize) -> u64 {
+        let index = self.head;
         let sizes = u64::from(head.length) | u64::from(head.immediate) << 32;
         self.own.0.store64(at + LENGTH_AT, sizes, Ordering::Relaxed);
         // Release: pairs with the acquire in `SlotReader::ready`.
@@ -407,12 +469,14 @@ impl SlotWriter {
         // the other is what would take the time.
         #[cfg(not(loom))]
         {
-            let later = self.slots_at + ((index + LOOK_AHEAD) & self.mask) as usize * SLOT_BYTES;
+            let later = self.slots_at + ((index + WRITE_AHEAD) & self.mask) as usize * SLOT_BYTES;
             crate::sys::prefetch_to_write(&self.own.0, later);
-            if HEAD_BYTES + inline.len() > LINE {
+            if HEAD_BYTES + bytes > LINE {
                 crate::sys::prefetch_to_write(&self.own.0, later + LINE);
             }
         }
+        #[cfg(loom)]
+        let _ = bytes;
         index
     }
 
@@ -431,11 +495,15 @@ pub struct SlotReader {
     own: OwnMemory,
     block: Block,
     peer_attention_at: usize,
-    tail: u64,
     published: u64,
+    /// A bit for each slot that is held, of the first [`HOLDING`] that the writer does not know to
+    /// be consumed yet: most are given back before, and their marks are never written.
+    holding: u64,
     threshold: u64,
     acknowledge: bool,
     soon: bool,
+    /// The next slot was seen to be there.
+    more: bool,
     /// Slots found in a row.
     streak: u32,
     full_fence: bool,
@@ -492,11 +560,12 @@ impl SlotReader {
             own,
             block,
             peer_attention_at: peer_block.attention(),
-            tail: start,
             published: start,
+            holding: 0,
             threshold: (depth / 4).max(1),
             acknowledge: false,
             soon: false,
+            more: false,
             streak: 0,
             full_fence: writers_fence(full_fence),
         }
@@ -507,42 +576,51 @@ impl SlotReader {
         self.watch.clone()
     }
 
-    /// Progress is to be published as soon as no further slot is there.
+    /// Progress is to be published as soon as the payload is no longer in use.
     #[inline]
     pub fn publish_soon(&mut self) {
         self.soon = true;
     }
 
     /// Index of the next slot to be read.
-    #[inline]
+    #[inline(always)]
     pub fn tail(&self) -> u64 {
-        self.tail
+        self.watch.tail.load(Relaxed)
     }
 
     #[inline]
     fn slot_at(&self) -> usize {
-        self.watch.slots_at + (self.tail & self.watch.mask) as usize * SLOT_BYTES
+        self.watch.slots_at + (self.tail() & self.watch.mask) as usize * SLOT_BYTES
     }
 
     /// True if the next slot has been published.
     #[inline]
     pub fn ready(&self) -> bool {
         // Acquire: pairs with the release at the end of `SlotWriter::publish`.
-        self.watch.peer.load64(self.slot_at()) as u32 == sequence(self.tail)
+        self.watch.ready()
     }
 
     /// The head of the next slot, copied once and checked; `None` if there is none yet.
     #[inline]
     pub fn head(&mut self) -> Result<Option<SlotHead>, Lie> {
+        let Some(raw) = self.peek() else { return Ok(None) };
+        SlotHead::parse(self.tail(), raw).map(Some)
+    }
+
+    /// The head of the next slot, copied once and not checked; `None` if there is none yet.
+    #[inline(always)]
+    pub fn peek(&mut self) -> Option<RawHead> {
         let at = self.slot_at();
         // Acquire: pairs with the release at the end of `SlotWriter::publish`.
         let first = self.watch.peer.load64(at);
-        if first as u32 != sequence(self.tail) {
-            self.streak = 0;
-            return Ok(None);
+        if first as u32 != sequence(self.tail()) {
+            if self.streak != 0 {
+                self.streak = 0;
+            }
+            return None;
         }
         let sizes = self.watch.peer.0.load64(at + LENGTH_AT, Ordering::Relaxed);
-        SlotHead::parse(self.tail, (first >> 32) as u32, sizes as u32, (sizes >> 32) as u32).map(Some)
+        Some(RawHead { meta: (first >> 32) as u32, length: sizes as u32, immediate: (sizes >> 32) as u32 })
     }
 
     /// Copies part of the next slot's content. Panics past its 240 bytes.
@@ -552,39 +630,39 @@ impl SlotReader {
         self.watch.peer.copy_out(self.slot_at() + HEAD_BYTES + from, into);
     }
 
-    /// Copies the start of the content of the slot `ahead` places after the next one, if that is
-    /// there: a hint of what comes, to be checked again when it does.
+    /// In a stream, looks whether a further slot is there already, and tells what is where its first
+    /// span would be, region and offset: a hint of what comes, to be checked again when it does.
     #[cfg(not(loom))]
-    #[inline]
-    pub fn content_ahead(&self, ahead: u64, into: &mut [u8; 16]) -> bool {
-        let index = self.tail + ahead;
-        let at = self.watch.slots_at + (index & self.watch.mask) as usize * SLOT_BYTES;
-        let there = self.in_stream() && self.watch.peer.load64(at) as u32 == sequence(index);
-        if there {
-            self.watch.peer.copy_out(at + HEAD_BYTES, into);
+    #[inline(always)]
+    pub fn look_on(&mut self) -> Option<(u32, u64)> {
+        if !self.in_stream() || !self.ready() {
+            return None;
         }
-        there
+        self.more = true;
+        // The line of a later slot can be on its way while this one is handled. Where there is no
+        // further one yet, its writer is left alone with it.
+        let later = (self.tail() + READ_AHEAD) & self.watch.mask;
+        crate::sys::prefetch(&self.watch.peer.0, self.watch.slots_at + later as usize * SLOT_BYTES);
+        let (at, peer) = (self.slot_at() + HEAD_BYTES, &self.watch.peer.0);
+        Some((peer.load64(at, Ordering::Relaxed) as u32, peer.load64(at + 8, Ordering::Relaxed)))
     }
 
     /// Done with the next slot. `acknowledge` is its flag; with `hold`, its payload stays in use
-    /// until a [`crate::ReleaseLog`] gives it back.
-    #[inline]
+    /// until [`SlotReader::release_unpublished`] or a [`crate::ReleaseLog`] gives it back.
+    #[inline(always)]
     pub fn consume(&mut self, acknowledge: bool, hold: bool) {
+        let tail = self.tail();
         if hold {
-            // Visible before `consumed` passes this slot, by the release there.
-            self.own.store64(self.block.held(self.tail), self.tail + 1);
+            if tail - self.published < HOLDING {
+                self.holding |= holding_bit(tail);
+            } else {
+                self.own.store64(self.block.held(tail), tail + 1);
+            }
         }
-        self.tail += 1;
-        self.watch.tail.store(self.tail, Relaxed);
+        self.watch.tail.store(tail + 1, Relaxed);
         self.acknowledge |= acknowledge;
+        self.more = false;
         self.streak = self.streak.saturating_add(1);
-        // In a stream, the line of a later slot can be on its way while this one is handled.
-        // Otherwise its writer is left alone with it.
-        #[cfg(not(loom))]
-        if self.in_stream() {
-            let later = (self.tail + LOOK_AHEAD) & self.watch.mask;
-            crate::sys::prefetch_peer(&self.watch.peer, self.watch.slots_at + later as usize * SLOT_BYTES);
-        }
     }
 
     /// True while slots were found without waiting, several in a row.
@@ -596,24 +674,46 @@ impl SlotReader {
 
     /// Gives back the payload of a slot that was consumed with `hold`, if the writer cannot know of
     /// that yet; false if it can, and a [`crate::ReleaseLog`] has to tell it.
-    #[inline]
+    #[inline(always)]
     pub fn release_unpublished(&mut self, index: u64) -> bool {
-        let unpublished = (self.published..self.tail).contains(&index);
-        if unpublished {
+        if index < self.published {
+            return false;
+        }
+        if index - self.published < HOLDING {
+            self.holding &= !holding_bit(index);
+        } else {
             self.own.store64(self.block.held(index), 0);
         }
-        unpublished
+        true
+    }
+
+    /// What the writer sees as held from the next progress on.
+    #[cold]
+    fn mark_holding(&mut self) {
+        for index in (self.published..self.tail()).take(HOLDING as usize) {
+            if self.holding & holding_bit(index) != 0 {
+                self.own.store64(self.block.held(index), index + 1);
+            }
+        }
+        self.holding = 0;
     }
 
     /// True if progress should be published now, by the delayed-acknowledgement rule.
-    #[inline]
+    #[inline(always)]
     pub fn publish_due(&self) -> bool {
-        self.acknowledge || self.tail - self.published >= self.threshold || self.soon && !self.ready()
+        self.acknowledge || self.tail() - self.published >= self.threshold
+    }
+
+    /// The same, when a payload is no longer in use.
+    #[inline(always)]
+    pub fn publish_due_when_free(&self) -> bool {
+        self.soon && !self.more || self.publish_due()
     }
 
     /// True if there is progress that the writer cannot see yet.
+    #[inline]
     pub fn unpublished(&self) -> bool {
-        self.tail != self.published
+        self.tail() != self.published
     }
 
     /// Publishes the progress; true if the writer wants its bell rung for it.
@@ -621,10 +721,13 @@ impl SlotReader {
     pub fn publish(&mut self) -> bool {
         self.acknowledge = false;
         self.soon = false;
-        self.published = self.tail;
+        if self.holding != 0 {
+            self.mark_holding();
+        }
+        self.published = self.tail();
         // Release: pairs with the acquire in `SlotWriter::refresh`; covers `held` and, since the
         // content was copied before, the slots themselves.
-        self.own.store64(self.block.consumed(), self.tail);
+        self.own.store64(self.block.consumed(), self.published);
         self.bell_wanted()
     }
 

@@ -1,7 +1,6 @@
 //! The system calls of shared memory: mappings, futexes, barriers, and what the kernel must be.
 
 use crate::bell::Bell;
-use crate::memory::PeerMemory;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -232,12 +231,6 @@ pub fn cpus_allowed() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Asks the cache for the line at `at`.
-#[inline(always)]
-pub(crate) fn prefetch_peer(memory: &PeerMemory, at: usize) {
-    prefetch(&memory.0, at);
-}
-
 #[inline(always)]
 pub(crate) fn prefetch(view: &crate::memory::View, at: usize) {
     let pointer = view.pointer(at, 1);
@@ -250,14 +243,15 @@ pub(crate) fn prefetch(view: &crate::memory::View, at: usize) {
     let _ = pointer;
 }
 
-/// Asks the cache for the line at `at`, to be written.
+/// Asks the cache for the line at `at`, to be written. By the instruction itself: for the oldest
+/// CPUs that the compiler supports it would ask to read, and the store would ask once more.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(view: &crate::memory::View, at: usize) {
     let pointer = view.pointer(at, 1);
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as in `prefetch`.
+    // SAFETY: as in `prefetch`; CPUs that do not know the instruction do nothing.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(pointer.cast())
+        std::arch::asm!("prefetchw [{}]", in(reg) pointer, options(nostack, preserves_flags, readonly))
     };
     #[cfg(not(target_arch = "x86_64"))]
     let _ = pointer;

@@ -88,7 +88,10 @@ pub enum Reliability {
 }
 
 /// How a payload travels.
+// A whole word: a message that is moved right after it was made is read in words, and a word of which
+// one byte was just written is there only when all stores before it are, those to slots too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u32)]
 pub enum Path {
     /// The library chooses by size.
     #[default]

@@ -81,6 +81,12 @@ impl Control {
         }
     }
 
+    /// True if there is neither a byte nor a token.
+    #[inline(always)]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.0.is_none()
+    }
+
     #[inline]
     pub(crate) fn token(&self) -> Option<PayloadToken> {
         self.0.as_ref().and_then(|beside| beside.token)
@@ -144,7 +150,11 @@ impl Message {
     pub fn payload(self, buffer: Buffer) -> Message {
         let Message { token, control, control_given, immediate, path, payload } = self;
         let payload = match payload {
-            Payload::None => Payload::Buffer(buffer),
+            Payload::None => {
+                // Nothing to drop, which a call would have to find out.
+                std::mem::forget(payload);
+                Payload::Buffer(buffer)
+            }
             some => some.and(Segment::Buffer(buffer)),
         };
         Message { token, control, control_given, immediate, path, payload }
@@ -239,7 +249,13 @@ impl Receive {
     #[must_use]
     #[inline(always)]
     pub fn in_place(self) -> Receive {
-        Receive { token: self.token, target: Target::InPlace }
+        let Receive { token, target } = self;
+        match target {
+            // Nothing to drop, which a call would have to find out.
+            Target::Nowhere => std::mem::forget(target),
+            given => drop(given),
+        }
+        Receive { token, target: Target::InPlace }
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -522,8 +538,15 @@ impl InPlace {
     }
 
     /// Copies from `at` on. Panics past the end.
-    pub fn copy_to(&self, at: usize, mut into: &mut [u8]) {
-        let mut at = at;
+    #[inline(always)]
+    pub fn copy_to(&self, at: usize, into: &mut [u8]) {
+        match &self.parts.first {
+            Some(only) if self.parts.extra.is_none() => only.copy_to(at, into),
+            _ => self.copy_pieces(at, into),
+        }
+    }
+
+    fn copy_pieces(&self, mut at: usize, mut into: &mut [u8]) {
         for span in self.spans() {
             if at >= span.len() {
                 at -= span.len();

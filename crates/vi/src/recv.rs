@@ -22,7 +22,8 @@ use crate::nic::NicInner;
 use crate::pulse_log::{PulseLog, PulseRecord};
 use crate::vi::ViId;
 use highwire_mem::{
-    BellRope, Flags, Kind, Lie, PeerBytes, PeerMemory, RegionKind, ReleaseLog, RemoteRegion, SlotHead, SlotReader, Tag,
+    BellRope, Buffer, Flags, Kind, Lie, PeerBytes, PeerMemory, RawHead, RegionKind, ReleaseLog, RemoteRegion, SlotHead,
+    SlotReader, Tag,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -32,10 +33,6 @@ use std::time::Duration;
 const SEGMENTS_MAX: usize = 64;
 /// Slots that one poll looks at, at most.
 const SLOTS_PER_POLL: u32 = 4096;
-/// Payloads given back that are kept for the next ones.
-const SHELLS: usize = 8;
-/// How many messages ahead a payload's first line is asked for.
-const SPAN_AHEAD: u64 = 2;
 
 /// What a receiving half has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,7 +67,10 @@ pub struct RecvQueue {
     log: ReleaseLog,
     returns: Arc<Returns>,
     held: u32,
-    shells: Vec<InPlace>,
+    loans_max: u32,
+    descriptors_max: usize,
+    /// A payload given back, kept for the next one.
+    shell: Option<InPlace>,
     /// What the next slot waits for.
     stuck: Option<Want>,
     /// The end of the connection was taken note of.
@@ -79,6 +79,8 @@ pub struct RecvQueue {
     tag: Tag,
     /// The last region that payloads came from.
     source: Option<(u32, RemoteRegion)>,
+    /// Its number, if it is a registered one.
+    plain_source: u32,
     stats: RecvStats,
     pulses: PulseLog,
 }
@@ -124,6 +126,7 @@ impl RecvQueue {
     ) -> RecvQueue {
         let log = ReleaseLog::new(member.peer.ours().clone(), member.block);
         let returns = Arc::new(Returns::new(member.clone()));
+        let (loans_max, descriptors_max) = (member.block.shape().loans(), nic.config.descriptors_max);
         RecvQueue {
             member,
             nic,
@@ -136,12 +139,15 @@ impl RecvQueue {
             log,
             returns,
             held: 0,
-            shells: Vec::new(),
+            loans_max,
+            descriptors_max,
+            shell: None,
             stuck: None,
             noticed: false,
             ended: None,
             tag,
             source: None,
+            plain_source: 0,
             stats: RecvStats::default(),
             pulses: PulseLog::default(),
         }
@@ -203,11 +209,11 @@ impl RecvQueue {
         if let Some(failure) = self.ended {
             return Err(PostError::NotConnected(failure));
         }
-        let limit = self.nic.config.descriptors_max;
+        let limit = self.descriptors_max;
         if self.posted.len() + self.expected.len() >= limit {
             return Err(PostError::QueueFull { limit });
         }
-        let wrong = |buffer: &highwire_mem::Buffer| (buffer.tag() != self.tag).then(|| buffer.tag());
+        let wrong = |buffer: &Buffer| (buffer.tag() != self.tag).then(|| buffer.tag());
         let wrong_tag = match &receive.target {
             Target::Buffer(buffer) => wrong(buffer),
             Target::Scatter(buffers) if buffers.len() > SEGMENTS_MAX => {
@@ -231,72 +237,52 @@ impl RecvQueue {
         }
     }
 
-    /// The common case on its own, so that its completion is built where it is wanted: a message
-    /// that came in one slot, for a receive with one buffer. Everything else is left as it is.
+    /// The common cases on their own, so that a completion is built where it is wanted: a whole
+    /// message in one slot, for a receive with one buffer or in place. Everything else is left as
+    /// it is.
     #[inline(always)]
     pub(crate) fn poll_small(&mut self) -> Option<Completion> {
-        let Ok(Some(head)) = self.reader.head() else { return None };
-        if !self.member.process.is_this() {
+        let head = self.reader.peek()?;
+        let usual =
+            self.member.process.is_this() && self.landing.is_none() && self.ended.is_none() && self.done.is_empty();
+        if !usual {
             return None;
         }
-        let length = head.length as usize;
-        let small = head.kind == Kind::Inline
-            && head.control == 0
-            && head.flags.has(Flags::WHOLE)
-            && !head.flags.has(Flags::TOKEN)
-            && self.landing.is_none()
-            && self.ended.is_none()
-            && self.done.is_empty();
-        match self.posted.front_mut() {
-            Some(Receive { target: Target::Buffer(buffer), .. }) if small && buffer.len() >= length => {
-                self.reader.content(0, &mut buffer[..length]);
+        let (token, payload) = match self.posted.front_mut()?.target {
+            Target::Buffer(ref mut buffer) if head.is_plain() && buffer.len() >= head.length as usize => {
+                self.reader.content(0, &mut buffer[..head.length as usize]);
+                self.stats.inline += 1;
+                let (token, buffer) = self.filled(head)?;
+                (token, Payload::Buffer(buffer))
             }
-            Some(Receive { target: Target::InPlace, .. }) if !small => return self.poll_held(&head),
-            Some(Receive { target: Target::Buffer(_), .. }) if !small => return self.poll_copied(&head),
+            Target::Buffer(_) if head.is_plain_span() => {
+                let (token, buffer) = self.poll_copied(head)?;
+                (token, Payload::Buffer(buffer))
+            }
+            Target::InPlace if head.is_plain_span() => {
+                let (token, payload) = self.poll_held(head)?;
+                (token, Payload::InPlace(payload))
+            }
             _ => return None,
-        }
-        let receive = self.posted.pop_front()?;
-        if self.posted.is_empty() {
-            self.note_receivable();
-        }
-        self.stats.inline += 1;
+        };
         self.stats.messages += 1;
-        self.stats.bytes += length as u64;
-        self.step_over(&head, false);
+        self.stats.bytes += u64::from(head.length);
         Some(Completion {
-            token: receive.token,
+            token,
             operation: Operation::Receive,
             status: Ok(()),
-            length,
+            length: head.length as usize,
             immediate: head.immediate,
             control: Control::EMPTY,
-            payload: receive.into_payload(),
+            payload,
         })
-    }
-
-    /// True for a whole message in one span, with nothing beside it, that can be handled now.
-    #[inline(always)]
-    fn is_plain_span(&self, head: &SlotHead) -> bool {
-        head.kind == Kind::Spans
-            && head.spans == 1
-            && head.control == 0
-            && head.flags.has(Flags::WHOLE)
-            && !head.flags.has(Flags::TOKEN)
-            && self.landing.is_none()
-            && self.ended.is_none()
-            && self.done.is_empty()
     }
 
     /// The common case of a payload that was copied: all of the message in one span of the sender's
     /// payload area.
-    #[inline]
-    fn poll_copied(&mut self, head: &SlotHead) -> Option<Completion> {
-        if !self.is_plain_span(head) {
-            return None;
-        }
-        let mut bytes = [0; SPAN_BYTES];
-        self.reader.content(0, &mut bytes);
-        let (region, length, offset) = span_fields(&bytes);
+    #[inline(never)]
+    fn poll_copied(&mut self, head: RawHead) -> Option<(u64, Buffer)> {
+        let (region, length, offset) = self.first_span();
         let theirs = self.member.peer.theirs();
         let inside = offset.checked_add(u64::from(length)).is_some_and(|end| end <= theirs.len() as u64);
         if region != 0 || length != head.length || !inside {
@@ -308,58 +294,78 @@ impl RecvQueue {
         theirs.copy_out(offset as usize, buffer.get_mut(..length)?);
         self.pulses.end(started, self.stats.messages, length);
         self.stats.buffered += 1;
-        let receive = self.take_posted();
-        self.step_over(head, false);
-        Some(self.complete(receive, length, head.immediate, Control::EMPTY))
+        self.filled(head)
+    }
+
+    /// The posted buffer was just filled from a plain slot.
+    #[inline(always)]
+    fn filled(&mut self, head: RawHead) -> Option<(u64, Buffer)> {
+        let Receive { token, target: Target::Buffer(buffer) } = self.posted.pop_front()? else { return None };
+        if self.posted.is_empty() {
+            self.note_receivable();
+        }
+        self.reader.consume(false, false);
+        if head.is_plain_reference() {
+            self.reader.publish_soon();
+        }
+        if self.reader.publish_due_when_free() {
+            self.publish_progress();
+        }
+        Some((token, buffer))
     }
 
     /// The common case of a payload in place: all of the message in one span of a registered region.
     #[inline(always)]
-    fn poll_held(&mut self, head: &SlotHead) -> Option<Completion> {
-        let plain = self.is_plain_span(head) && self.held < self.member.block.shape().loans();
-        if !plain {
+    fn poll_held(&mut self, head: RawHead) -> Option<(u64, InPlace)> {
+        if self.held >= self.loans_max {
             return None;
         }
         if self.reader.publish_due() {
             self.publish_progress();
         }
-        let mut bytes = [0; SPAN_BYTES];
-        self.reader.content(0, &mut bytes);
-        let (region, length, offset) = span_fields(&bytes);
-        let (_, remote) = self.source.as_ref().filter(|(known, _)| *known == region)?;
-        if length != head.length || remote.kind() != RegionKind::Registered {
+        let (region, length, offset) = self.first_span();
+        // The payload area is no such region, and has the number zero.
+        if region != self.plain_source || region == 0 || length != head.length {
             return None;
         }
+        let (_, remote) = self.source.as_ref()?;
         let offset = usize::try_from(offset).ok()?;
         // A payload given back before is turned to the new place: nothing has to be counted.
-        let mut payload = self.shells.pop().unwrap_or_else(|| self.shell());
+        let mut payload = self.shell.take().unwrap_or_else(|| self.new_shell());
         let turned = payload.parts.first.as_mut().is_some_and(|bytes| remote.turn(bytes, offset, length as usize));
         if !turned {
             payload.parts.first = Some(PeerBytes::new(remote.memory(), offset, length as usize)?);
         }
         payload.parts.slot = Some(self.reader.tail());
-        // The first line of a payload further on can be on its way meanwhile.
-        if self.reader.content_ahead(SPAN_AHEAD, &mut bytes) {
-            let (later, _, offset) = span_fields(&bytes);
-            if later == region {
-                remote.prefetch(offset);
-            }
+        let receive = self.posted.pop_front()?;
+        let token = receive.token;
+        // In place: it has nothing to drop.
+        std::mem::forget(receive);
+        if self.posted.is_empty() {
+            self.note_receivable();
         }
-        self.step_over(head, true);
-        self.count_held();
-        let receive = self.take_posted();
         self.stats.referenced += 1;
-        self.stats.messages += 1;
-        self.stats.bytes += u64::from(length);
-        Some(Completion {
-            token: receive.token,
-            operation: Operation::Receive,
-            status: Ok(()),
-            length: length as usize,
-            immediate: head.immediate,
-            control: Control::EMPTY,
-            payload: Payload::InPlace(payload),
-        })
+        self.count_held();
+        self.reader.consume(false, true);
+        if head.is_plain_reference() {
+            self.reader.publish_soon();
+        }
+        // The first line of the next payload can be on its way meanwhile.
+        if let Some((next, offset)) = self.reader.look_on()
+            && next == region
+            && let Some((_, remote)) = &self.source
+        {
+            remote.prefetch(offset);
+        }
+        Some((token, payload))
+    }
+
+    /// Region, length and offset of the next slot's span, where there is nothing before it.
+    #[inline(always)]
+    fn first_span(&self) -> (u32, u32, u64) {
+        let mut bytes = [0; SPAN_BYTES];
+        self.reader.content(0, &mut bytes);
+        span_fields(&bytes)
     }
 
     #[inline(never)]
@@ -440,8 +446,9 @@ impl RecvQueue {
             if self.release_slot(slot) {
                 self.ring_if(self.reader.bell_wanted());
             }
-            if self.shells.len() < SHELLS && payload.parts.extra.is_none() {
-                self.shells.push(payload);
+            if self.shell.is_none() && payload.parts.extra.is_none() {
+                // There was none: nothing has to be dropped.
+                std::mem::forget(self.shell.replace(payload));
             }
         }
     }
@@ -496,7 +503,7 @@ impl RecvQueue {
         let capacity = place.map_or(u64::MAX, Receive::capacity);
         let in_place = place.is_some_and(|receive| matches!(receive.target, Target::InPlace));
         let holds = in_place && whole && head.kind == Kind::Spans;
-        if holds && self.held >= self.member.block.shape().loans() {
+        if holds && self.held >= self.loans_max {
             return Ok(Step::Stuck(Want::Release));
         }
         let receive = match payload_token {
@@ -629,21 +636,21 @@ impl RecvQueue {
         Ok(())
     }
 
-    fn shell(&self) -> InPlace {
+    fn new_shell(&self) -> InPlace {
         InPlace::new(InPlaceParts { first: None, extra: None, slot: None, returns: Some(self.returns.clone()) })
     }
 
     #[inline(always)]
     fn count_held(&mut self) {
         self.held += 1;
-        if self.held >= self.member.block.shape().loans() {
+        if self.held >= self.loans_max {
             self.member.loans_out.store(true, Relaxed);
         }
     }
 
     /// Keeps this slot's payload where it is.
     fn hold(&mut self, head: &SlotHead, spans_at: usize) -> Result<InPlace, Lie> {
-        let mut payload = self.shell();
+        let mut payload = self.new_shell();
         let mut sum = 0;
         for number in 0..usize::from(head.spans) {
             let (memory, offset, length) = self.span(spans_at + number * SPAN_BYTES)?;
@@ -686,7 +693,7 @@ impl RecvQueue {
         self.reader.content(at, &mut bytes);
         let (region, length, offset) = span_fields(&bytes);
         let memory = if region == 0 {
-            self.source = None;
+            (self.source, self.plain_source) = (None, 0);
             self.stats.buffered += 1;
             self.member.peer.theirs().clone()
         } else {
@@ -708,6 +715,7 @@ impl RecvQueue {
         }
         let remote = self.member.peer.remote_region(region)?;
         let memory = remote.memory();
+        self.plain_source = if remote.kind() == RegionKind::Registered { region } else { 0 };
         self.source = Some((region, remote));
         Ok(memory)
     }
@@ -765,7 +773,9 @@ impl RecvQueue {
         // consumed, but nobody expects it: it waits for the next poll.
         let wanted = !self.posted.is_empty() || !self.expected.is_empty() || self.landing.is_some();
         let receivable = wanted && self.stuck.is_none();
-        self.member.receivable.store(receivable, Relaxed);
+        if self.member.receivable.load(Relaxed) != receivable {
+            self.member.receivable.store(receivable, Relaxed);
+        }
     }
 
     #[inline]
@@ -792,7 +802,7 @@ impl RecvQueue {
         if head.flags.has(Flags::SOON) {
             self.reader.publish_soon();
         }
-        if !hold && self.reader.publish_due() {
+        if !hold && self.reader.publish_due_when_free() {
             self.publish_progress();
         }
     }
@@ -817,13 +827,15 @@ impl RecvQueue {
     #[inline(always)]
     fn release_slot(&mut self, slot: u64) -> bool {
         self.held -= 1;
-        self.member.loans_out.store(false, Relaxed);
+        if self.member.loans_out.load(Relaxed) {
+            self.member.loans_out.store(false, Relaxed);
+        }
         if self.stuck.is_some() {
             self.unstick(Want::Release);
         }
         if self.reader.release_unpublished(slot) {
             // Never seen as held: it goes with the next progress that is published.
-            if self.reader.publish_due() {
+            if self.reader.publish_due_when_free() {
                 self.publish_progress();
             }
             return false;

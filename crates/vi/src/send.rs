@@ -23,8 +23,8 @@ use crate::pulse_log::{PulseLog, PulseRecord};
 use crate::remote::RemoteKey;
 use crate::vi::ViId;
 use highwire_mem::{
-    BellRope, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook, PayloadArea,
-    Region, RemoteRegion, SlotHead, SlotWriter, Tag,
+    BellRope, Buffer, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook,
+    PayloadArea, Region, RemoteRegion, SlotHead, SlotWriter, Tag,
 };
 use highwire_pulse::{Pulse, Pulses};
 use std::collections::VecDeque;
@@ -184,37 +184,52 @@ impl SendQueue {
     }
 
     /// Sends a message. It goes at once where there is room, otherwise as the queue is polled.
+    // The common cases are told from the message's parts, so that these never leave their registers:
+    // whoever writes them to memory and reads them in larger pieces waits until the stores before
+    // are done, those to slots too, whose lines are still with the peer.
     #[inline(always)]
     pub fn post_send(&mut self, message: Message) -> Result<(), Refused<Message>> {
-        if let Payload::Buffer(buffer) = &message.payload
-            && buffer.tag() == self.tag
-            && message.control_given == 0
-            && message.control.token().is_none()
-            && buffer.len() as u64 <= self.nic.config.message_bytes_max
-            && self.is_open_with_room()
-        {
-            let total = buffer.len();
-            let refer = message.path.unwrap_or(self.path) == Path::Referenced;
-            if !refer && total <= CONTENT_BYTES {
+        let Message { token, control, control_given, immediate, path, payload } = message;
+        match payload {
+            Payload::Buffer(buffer)
+                if control_given == 0
+                    && control.is_nothing()
+                    && buffer.tag() == self.tag
+                    && self.is_open_with_room()
+                    && self.is_plain(&buffer, path) =>
+            {
+                let total = buffer.len();
                 self.count_message(total);
-                self.stats.inline += 1;
-                let head = self.head(Kind::Inline, Flags::WHOLE, total, message.immediate);
-                let index = self.writer.publish(head, &[], &[], buffer);
-                self.ring_if_wanted();
-                let Message { token, payload, .. } = message;
-                self.finish_at(index, Finish { token, length: total, payload, when_freed: false });
-                return Ok(());
+                let path = path.unwrap_or(self.path);
+                if path == Path::Referenced {
+                    self.publish_reference(token, immediate, buffer, total);
+                } else if total <= CONTENT_BYTES {
+                    self.stats.inline += 1;
+                    let head = self.head(Kind::Inline, Flags::WHOLE, total, immediate);
+                    let index = self.writer.publish_plain(head, &buffer);
+                    self.ring_if_wanted();
+                    let payload = Payload::Buffer(buffer);
+                    self.finish_at(index, Finish { token, length: total, payload });
+                } else {
+                    self.publish_copy(token, immediate, buffer, total);
+                }
+                Ok(())
             }
-            if refer && total > 0 && buffer.region_id() == self.given {
-                self.count_message(total);
-                self.publish_reference(message, total);
-                return Ok(());
-            }
-            if !refer && self.goes_in_one_piece(total, message.path.unwrap_or(self.path)) {
-                return self.publish_copy(message, total);
-            }
+            payload => self.post_any(Message { token, control, control_given, immediate, path, payload }),
         }
-        self.post_any(message)
+    }
+
+    /// True if a buffer can be sent this moment and in one slot, all by itself. If it is to be
+    /// copied, there is room for the copy.
+    #[inline(always)]
+    fn is_plain(&mut self, buffer: &Buffer, path: Option<Path>) -> bool {
+        let total = buffer.len();
+        match path.unwrap_or(self.path) {
+            _ if total as u64 > self.nic.config.message_bytes_max => false,
+            Path::Referenced => total > 0 && buffer.region_id() == self.given,
+            _ if total <= CONTENT_BYTES => true,
+            path => self.goes_in_one_piece(total, path),
+        }
     }
 
     #[inline(never)]
@@ -247,40 +262,36 @@ impl SendQueue {
     fn reader_is_busy(&mut self) -> bool {
         if let Err(lie) = self.refresh() {
             self.lied(lie);
+            return false;
         }
         self.writer.head() - self.writer.consumed() >= STREAM_SLOTS
     }
 
     /// The common case of a message that is copied: one buffer, one pulse, nothing beside it.
-    fn publish_copy(&mut self, message: Message, total: usize) -> Result<(), Refused<Message>> {
-        if !self.is_open_with_room() {
-            return self.post_any(message);
-        }
-        let Some(extent) = self.take_piece(total, total) else { return self.post_any(message) };
+    #[inline(never)]
+    fn publish_copy(&mut self, token: u64, immediate: u32, buffer: Buffer, total: usize) {
+        let Some(extent) = self.take_piece(total, total).filter(|_| self.ended.is_none()) else {
+            // No room for now: it waits its turn. Or a lie was found, and it comes back.
+            let message = Message::new(token).immediate(immediate).payload(buffer);
+            return self.enqueue(message, Way::Buffered, total);
+        };
         let started = self.pulses.begin();
-        self.count_message(total);
         self.stats.buffered += 1;
         self.stats.pulses += 1;
-        let Message { token, immediate, payload, .. } = message;
-        let Payload::Buffer(buffer) = payload else { return Ok(()) };
-        let head = SlotHead { spans: 1, ..self.head(Kind::Spans, Flags::WHOLE, total, immediate) };
+        let head = self.head(Kind::Spans, Flags::WHOLE, total, immediate);
         // The books first: behind a long copy, whose stores take their time, they would wait for it.
-        let later = self.reliability == Reliability::Reception;
-        let index = self.writer.head();
-        if !later {
-            self.in_flight.push(index, Some(extent.id), None, true);
+        let finish = Finish { token, length: total, payload: Payload::Buffer(buffer) };
+        self.after_publication(self.writer.head(), Some(extent.id), finish);
+        let entered = match self.reliability {
+            Reliability::Reception => self.in_flight.newest().and_then(|slot| slot.finish.as_ref().map(|f| &f.payload)),
+            _ => self.done.back().map(|completion| &completion.payload),
+        };
+        if let Some(Payload::Buffer(buffer)) = entered {
+            self.member.peer.ours().copy_in(extent.offset, buffer);
         }
-        self.member.peer.ours().copy_in(extent.offset, &buffer);
-        self.writer.publish(head, &span(0, total, extent.offset), &[], &[]);
+        self.writer.publish_span(head, 0, extent.offset as u64);
         self.ring_if_wanted();
         self.pulses.end(started, self.stats.messages.saturating_sub(1), total);
-        let finish = Finish { token, length: total, payload: Payload::Buffer(buffer), when_freed: false };
-        if later {
-            self.after_publication(index, Some(extent.id), finish);
-        } else {
-            self.push_done(completion(finish.token, Operation::Send, Ok(()), finish.length, finish.payload));
-        }
-        Ok(())
     }
 
     #[inline(always)]
@@ -325,9 +336,9 @@ impl SendQueue {
         self.count_message(bytes.len());
         self.stats.inline += 1;
         let head = self.head(Kind::Inline, Flags::WHOLE, bytes.len(), 0);
-        let index = self.writer.publish(head, &[], &[], bytes);
+        let index = self.writer.publish_plain(head, bytes);
         self.ring_if_wanted();
-        self.finish_at(index, Finish { token, length: bytes.len(), payload: Payload::None, when_freed: false });
+        self.finish_at(index, Finish { token, length: bytes.len(), payload: Payload::None });
     }
 
     #[inline(never)]
@@ -356,11 +367,11 @@ impl SendQueue {
         self.count_message(bytes.len());
         self.stats.buffered += 1;
         self.member.peer.ours().copy_in(extent.offset, bytes);
-        let head = SlotHead { spans: 1, ..self.head(Kind::Spans, Flags::WHOLE, bytes.len(), 0) };
-        let index = self.writer.publish(head, &span(0, bytes.len(), extent.offset), &[], &[]);
+        let head = self.head(Kind::Spans, Flags::WHOLE, bytes.len(), 0);
+        let index = self.writer.publish_span(head, 0, extent.offset as u64);
         self.stats.pulses += 1;
         self.ring_if_wanted();
-        let finish = Finish { token, length: bytes.len(), payload: Payload::None, when_freed: false };
+        let finish = Finish { token, length: bytes.len(), payload: Payload::None };
         self.after_publication(index, Some(extent.id), finish);
         Ok(())
     }
@@ -645,7 +656,7 @@ impl SendQueue {
     }
 
     #[inline]
-    fn hand_over_buffer(&mut self, buffer: &highwire_mem::Buffer) -> Result<(), PostError> {
+    fn hand_over_buffer(&mut self, buffer: &Buffer) -> Result<(), PostError> {
         if buffer.region_id() == self.given {
             return Ok(());
         }
@@ -703,7 +714,7 @@ impl SendQueue {
             }
         };
         self.ring_if_wanted();
-        self.finish_at(index, Finish { token, length: total, payload, when_freed: false });
+        self.finish_at(index, Finish { token, length: total, payload });
     }
 
     /// Completes a send whose buffers are free already, now or when the reader has it.
@@ -831,23 +842,16 @@ impl SendQueue {
 
     /// The common case of a message that is referred to: one buffer, and nothing beside it.
     #[inline(always)]
-    fn publish_reference(&mut self, message: Message, total: usize) {
-        let Message { token, immediate, payload, .. } = message;
-        let Payload::Buffer(buffer) = &payload else { return };
-        let place = span(buffer.region_id(), total, buffer.offset());
-        let head = SlotHead { spans: 1, ..self.head(Kind::Spans, REFERENCE, total, immediate) };
+    fn publish_reference(&mut self, token: u64, immediate: u32, buffer: Buffer, total: usize) {
+        let (region, offset) = (buffer.region_id(), buffer.offset());
+        let head = self.head(Kind::Spans, REFERENCE, total, immediate);
         // The books first: behind the slot, whose line may still be on its way here, they would wait.
-        self.await_reference(self.writer.head(), Finish { token, length: total, payload, when_freed: true });
-        self.writer.publish(head, &place, &[], &[]);
-        self.ring_if_wanted();
-    }
-
-    #[inline(always)]
-    fn await_reference(&mut self, index: u64, finish: Finish) {
         self.stats.referenced += 1;
         self.finishing += 1;
-        self.in_flight.push(index, None, Some(finish), true);
+        self.in_flight.push_reference(self.writer.head(), token, total, buffer);
         self.note_awaiting();
+        self.writer.publish_span(head, region, offset as u64);
+        self.ring_if_wanted();
     }
 
     #[inline]
@@ -883,7 +887,11 @@ impl SendQueue {
         }
         let index = self.writer.publish(head, prefix.bytes(), &control, &[]);
         self.ring_if_wanted();
-        self.await_reference(index, Finish { token, length: outgoing.total, payload, when_freed: true });
+        self.stats.referenced += 1;
+        self.finishing += 1;
+        let finish = Finish { token, length: outgoing.total, payload };
+        self.in_flight.push(index, None, Some(finish), true);
+        self.note_awaiting();
     }
 
     fn advance_buffered(&mut self, mut outgoing: Outgoing) -> Result<Advance, Lie> {
@@ -933,7 +941,7 @@ impl SendQueue {
                 }
                 if !more {
                     let Message { token, payload, .. } = outgoing.message;
-                    let finish = Finish { token, length: outgoing.total, payload, when_freed: false };
+                    let finish = Finish { token, length: outgoing.total, payload };
                     self.after_publication(index, freed, finish);
                     return Ok(Advance::Finished);
                 }
@@ -1003,7 +1011,7 @@ impl SendQueue {
             self.ring_if_wanted();
             if last {
                 let Message { token, payload, .. } = outgoing.message;
-                self.finish_at(index, Finish { token, length: outgoing.total, payload, when_freed: false });
+                self.finish_at(index, Finish { token, length: outgoing.total, payload });
                 return Advance::Finished;
             }
         }
@@ -1147,7 +1155,8 @@ impl SendQueue {
     fn sweep_one(&mut self) -> Result<(), Lie> {
         if let Some(mut slot) = self.in_flight.pop() {
             if slot.lendable && self.writer.holds(slot.index) {
-                if slot.finish.as_ref().is_some_and(|finish| !finish.when_freed) {
+                // A copy was received, whoever keeps it; a buffer that was referred to is not free.
+                if slot.extent.is_some() {
                     self.complete(slot.finish.take());
                 }
                 self.lend(slot)?;
@@ -1182,8 +1191,9 @@ impl SendQueue {
         if !self.done.is_empty() || !self.has_plain() {
             return None;
         }
-        let Finish { token, length, payload, when_freed } = self.in_flight.pop()?.finish?;
-        if when_freed && let Payload::Buffer(buffer) = &payload {
+        let InFlight { finish, lendable, .. } = self.in_flight.pop()?;
+        let Finish { token, length, payload } = finish?;
+        if lendable && let Payload::Buffer(buffer) = &payload {
             // It was read elsewhere, and is most likely filled anew next.
             buffer.prefetch_to_write();
         }

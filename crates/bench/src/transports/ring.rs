@@ -105,7 +105,7 @@ impl RawRing {
                 length: size as u32,
                 immediate: 0,
             };
-            self.writer.publish(head, &[], &[], self.sent.of(size));
+            self.writer.publish_plain(head, self.sent.of(size));
             return Ok(());
         }
         let mut from = 0;
@@ -129,9 +129,6 @@ impl RawRing {
             patience.spin()?;
         };
         self.own.copy_in(extent.offset, &self.sent.of(size)[from..from + length]);
-        let mut span = [0; 16];
-        span[4..8].copy_from_slice(&(length as u32).to_le_bytes());
-        span[8..].copy_from_slice(&(extent.offset as u64).to_le_bytes());
         let head = SlotHead {
             kind: Kind::Spans,
             flags: Flags::WHOLE,
@@ -140,7 +137,7 @@ impl RawRing {
             length: length as u32,
             immediate: 0,
         };
-        let slot = self.writer.publish(head, &span, &[], &[]);
+        let slot = self.writer.publish_span(head, 0, extent.offset as u64);
         self.in_area.push_back((slot, extent.id));
         Ok(())
     }

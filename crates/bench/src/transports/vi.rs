@@ -11,8 +11,8 @@ use crate::BenchError;
 use crate::pair::{Link, PATIENCE, Patience, Role};
 use crate::trace::Pulse;
 use highwire::{
-    Buffer, Completion, CompletionQueue, ListenError, Listener, Message, Nic, Operation, Path, PostError, PulseRecord,
-    Pulses, Receive, Vi, ViOptions,
+    Buffer, Completion, CompletionQueue, ListenError, Listener, Message, Nic, Operation, Path, Payload, PostError,
+    PulseRecord, Pulses, Receive, Vi, ViOptions,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -109,14 +109,14 @@ impl Interface {
         !self.in_place && !self.stays(size)
     }
 
-    /// The next completion: what the VI has, or else what the completion queue waits for.
+    /// Handles the next completion: what the VI has, or else what the completion queue waits for.
     #[inline(always)]
-    fn next(&mut self) -> Result<Completion, BenchError> {
+    fn next(&mut self) -> Result<(), BenchError> {
         let mut patience = Patience::default();
         loop {
             if self.hot {
                 if let Some(done) = self.vi.poll() {
-                    return Ok(done);
+                    return self.handle(done);
                 }
                 self.hot = false;
             }
@@ -134,27 +134,29 @@ impl Interface {
     /// Puts everything back to where it is needed next.
     #[inline(always)]
     fn handle(&mut self, done: Completion) -> Result<(), BenchError> {
-        if let Err(failure) = done.status {
+        let Completion { token, operation, status, length, payload, .. } = done;
+        if let Err(failure) = status {
             return Err(BenchError::library(self.name, "an operation")(failure));
         }
-        if done.operation == Operation::Receive {
-            assert_eq!(done.length, self.expected, "a message of another length arrived");
+        if operation == Operation::Receive {
+            assert!(length == self.expected, "a message of another length arrived");
             self.arrived += 1;
-            if self.in_place {
-                if let Some(payload) = done.into_in_place() {
-                    let mut line = [0; LINE];
-                    let read = payload.len().min(LINE);
-                    payload.copy_to(0, &mut line[..read]);
-                    std::hint::black_box(line);
-                    self.vi.receiver().release(payload);
+        }
+        match payload {
+            Payload::InPlace(payload) => {
+                let mut line = [0; LINE];
+                if length >= LINE {
+                    payload.copy_to(0, &mut line);
+                } else {
+                    payload.copy_to(0, &mut line[..length]);
                 }
-                self.spare.push(Receive::new(0).in_place());
-            } else if let Some(buffer) = done.into_buffer() {
-                self.spare.push(Receive::new(0).into(buffer));
+                std::hint::black_box(&line);
+                self.vi.receiver().release(payload);
+                return self.post(Receive::new(0).in_place());
             }
-        } else {
-            let size = done.token as usize;
-            if let Some(buffer) = done.into_buffer() {
+            Payload::Buffer(buffer) if operation == Operation::Receive => self.spare.push(Receive::new(0).into(buffer)),
+            Payload::Buffer(buffer) => {
+                let size = token as usize;
                 self.uncopied -= usize::from(self.is_copied(size));
                 if size == self.size {
                     self.frames.push_back(buffer);
@@ -162,15 +164,22 @@ impl Interface {
                     self.parked.entry(size).or_default().push_back(buffer);
                 }
             }
+            // A copy of bytes was sent.
+            _ => {}
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn post(&mut self, receive: Receive) -> Result<(), BenchError> {
+        self.vi.post_recv(receive).map_err(BenchError::library(self.name, "posting a receive"))
     }
 
     /// Posts again what was received into.
     #[inline(always)]
     fn restock(&mut self) -> Result<(), BenchError> {
         while let Some(receive) = self.spare.pop() {
-            self.vi.post_recv(receive).map_err(BenchError::library(self.name, "posting a receive"))?;
+            self.post(receive)?;
         }
         Ok(())
     }
@@ -195,6 +204,7 @@ impl Interface {
         }
     }
 
+    #[inline(always)]
     fn send_buffer(&mut self, size: usize) -> Result<(), BenchError> {
         if size != self.size {
             self.change_size(size)?;
@@ -206,11 +216,14 @@ impl Interface {
             }
         };
         if self.in_place {
-            let line = size.min(LINE);
-            frame[..line].fill(2);
+            match frame.first_chunk_mut::<LINE>() {
+                Some(line) => line.fill(2),
+                None => frame.fill(2),
+            }
+        } else if self.is_copied(size) {
+            self.uncopied += 1;
         }
         let message = Message::new(size as u64).payload(frame);
-        self.uncopied += usize::from(self.is_copied(size));
         self.vi.post_send(message).map_err(BenchError::library(self.name, "posting a send"))
     }
 
@@ -235,10 +248,10 @@ impl Interface {
     }
 
     /// Waits for a completion and puts it away.
+    #[cold]
     fn give_way(&mut self) -> Result<(), BenchError> {
         self.hot = true;
-        let done = self.next()?;
-        self.handle(done)
+        self.next()
     }
 
     /// Stays until everything sent is copied: nobody else moves the rest of a message that waits for
@@ -254,8 +267,7 @@ impl Interface {
     #[inline(always)]
     fn receive(&mut self) -> Result<(), BenchError> {
         while self.arrived == 0 {
-            let done = self.next()?;
-            self.handle(done)?;
+            self.next()?;
         }
         self.arrived -= 1;
         Ok(())
@@ -402,7 +414,7 @@ const POSTED_IN_PLACE: usize = 64;
 
 /// Up to here a program sends bytes; beyond, it posts registered buffers.
 const SEND_BYTES_MAX: usize = 4096;
-const SENDS_BETWEEN_POLLS: usize = 16;
+const SENDS_BETWEEN_POLLS: usize = 64;
 
 /// Frames of `vi-referenced`.
-const FRAMES_IN_PLACE: usize = 64;
+const FRAMES_IN_PLACE: usize = 128;

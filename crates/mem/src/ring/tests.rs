@@ -295,7 +295,8 @@ proptest! {
             // Most kinds are unknown: the known ones are what is interesting.
             for kind in [meta[0], 1, 2, 3] {
                 let meta = [kind, meta[1], meta[2], meta[3]];
-                let Ok(head) = SlotHead::parse(9, u32::from_le_bytes(meta), length, immediate) else { continue };
+                let raw = RawHead { meta: u32::from_le_bytes(meta), length, immediate };
+                let Ok(head) = SlotHead::parse(9, raw) else { continue };
                 let inline = if head.kind == Kind::Inline { length as usize } else { 0 };
                 prop_assert!(head.prefix_bytes() + usize::from(head.control) + inline <= CONTENT_BYTES);
                 prop_assert!(usize::from(head.control) <= CONTROL_BYTES_MAX);
@@ -305,10 +306,30 @@ proptest! {
         }
     }
 
+    /// The cases that are told at a glance are what a thorough look finds.
+    #[test]
+    fn a_glance_at_a_head_agrees_with_a_thorough_look(length in 0u32..300, immediate: u32) {
+        for bytes in (0..4).flat_map(|kind| (0..64).flat_map(move |flags| (0..6).map(move |rest| [kind, flags, rest & 1, rest / 2]))) {
+            let raw = RawHead { meta: u32::from_le_bytes(bytes), length, immediate };
+            let bare = |head: &SlotHead, kind| {
+                let alone = head.control == 0 && !head.flags.has(Flags::TOKEN) && !head.flags.has(Flags::ACKNOWLEDGE);
+                head.kind == kind && head.flags.has(Flags::WHOLE) && alone
+            };
+            let head = SlotHead::parse(9, raw).ok();
+            let inline = |head: &SlotHead| bare(head, Kind::Inline) && !head.flags.has(Flags::SOON);
+            let span = |head: &SlotHead| bare(head, Kind::Spans) && head.spans == 1;
+            prop_assert_eq!(raw.is_plain(), head.as_ref().is_some_and(inline));
+            prop_assert_eq!(raw.is_plain_span(), head.as_ref().is_some_and(span));
+            let soon = |head: &SlotHead| span(head) && head.flags.has(Flags::SOON);
+            prop_assert_eq!(raw.is_plain_reference(), head.as_ref().is_some_and(soon));
+        }
+    }
+
     #[test]
     fn what_a_writer_says_is_never_a_lie(message in messages(), index: u64) {
         let SlotHead { length, immediate, .. } = message.head;
-        prop_assert_eq!(SlotHead::parse(index, message.head.meta(), length, immediate), Ok(message.head));
+        let raw = RawHead { meta: message.head.meta(), length, immediate };
+        prop_assert_eq!(SlotHead::parse(index, raw), Ok(message.head));
     }
 
     /// Parts of a block never overlap, and all of them are inside.
