@@ -88,6 +88,9 @@ pub struct SendQueue {
     finishing: usize,
     done: VecDeque<Completion>,
     ended: Option<Failure>,
+    /// A message was copied since a look for completions found nothing: the application sends one
+    /// after the other.
+    in_a_row: bool,
     /// A send was refused for want of room, and its sender waits for some.
     wanting: bool,
     /// The region that was handed over last: the common case needs no lock.
@@ -160,6 +163,7 @@ impl SendQueue {
             finishing: 0,
             done: VecDeque::new(),
             ended: None,
+            in_a_row: false,
             wanting: false,
             given: 0,
             laps: 0,
@@ -249,17 +253,21 @@ impl SendQueue {
     }
 
     /// True if a message of this length is copied, and best as one pulse: it is no more than one, or
-    /// the reader is busy with others.
+    /// it is one of many, so that the reader has others meanwhile.
     #[inline]
     fn goes_in_one_piece(&mut self, total: usize, path: Path) -> bool {
         let copied = path == Path::Buffered || total < self.nic.config.reference_from;
         if !copied || total > ONE_PIECE_BYTES_MAX {
             return false;
         }
-        self.pulse.is_one(total) || self.pulse.policy() == Pulses::Adaptive && self.reader_is_busy()
+        let one_of_many = || self.pulse.policy() == Pulses::Adaptive && self.in_a_row;
+        self.pulse.is_one(total) || one_of_many() || self.reader_is_busy()
     }
 
     fn reader_is_busy(&mut self) -> bool {
+        if self.pulse.policy() != Pulses::Adaptive {
+            return false;
+        }
         if let Err(lie) = self.refresh() {
             self.lied(lie);
             return false;
@@ -278,6 +286,7 @@ impl SendQueue {
         let started = self.pulses.begin();
         self.stats.buffered += 1;
         self.stats.pulses += 1;
+        self.in_a_row = true;
         let head = self.head(Kind::Spans, Flags::WHOLE, total, immediate);
         // The books first: behind a long copy, whose stores take their time, they would wait for it.
         let finish = Finish { token, length: total, payload: Payload::Buffer(buffer) };
@@ -806,7 +815,11 @@ impl SendQueue {
         } else if self.is_busy() {
             self.progress();
         }
-        self.take_done()
+        let done = self.take_done();
+        if done.is_none() {
+            self.in_a_row = false;
+        }
+        done
     }
 
     /// Moves a message as far as it goes.
@@ -940,6 +953,7 @@ impl SendQueue {
                     outgoing.piece = None;
                 }
                 if !more {
+                    self.in_a_row = true;
                     let Message { token, payload, .. } = outgoing.message;
                     let finish = Finish { token, length: outgoing.total, payload };
                     self.after_publication(index, freed, finish);
