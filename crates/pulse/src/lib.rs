@@ -60,14 +60,16 @@ impl Pulse {
         }
     }
 
-    /// The hop for one message of `total` bytes: a pulse is at least an eighth of it.
+    /// The hop for one message of `total` bytes: a pulse is at least a quarter of it. What each pulse
+    /// costs beside its bytes is soon more than what further cutting could save, and more so the
+    /// farther the sink is.
     ///
-    /// What each pulse costs beside its bytes is soon more than what further cutting could save, and
-    /// more so the farther the sink is.
+    /// One of many messages, sent one after the other, is not cut at all: the sink has those before it.
     #[inline]
     #[must_use]
-    pub fn for_message(&self, total: usize) -> Pulse {
-        Pulse { policy: self.policy, minpulse: self.minpulse.max(total / PULSES_OF_A_MESSAGE) }
+    pub fn for_message(&self, total: usize, one_of_many: bool) -> Pulse {
+        let policy = if one_of_many && self.policy == Pulses::Adaptive { Pulses::Whole } else { self.policy };
+        Pulse { policy, minpulse: self.minpulse.max(total / PULSES_OF_A_MESSAGE) }
     }
 
     /// True if a message of `total` bytes is not worth cutting at all.
@@ -92,7 +94,7 @@ impl Pulse {
     }
 }
 
-const PULSES_OF_A_MESSAGE: usize = 8;
+const PULSES_OF_A_MESSAGE: usize = 4;
 
 /// However busy the sink, it is looked at after so many bytes.
 const STEP_BYTES_MAX: usize = 256 << 10;
@@ -137,9 +139,15 @@ mod tests {
 
     #[test]
     fn a_long_message_is_cut_into_few_pulses() {
-        let pulse = Pulse::new(Pulses::Adaptive, 8192).for_message(1 << 20);
-        assert!(!pulse.release(100_000, true, true) && pulse.release(131_072, true, true));
-        assert!(Pulse::new(Pulses::Fixed(1408), 8192).for_message(1 << 20).release(1408, true, true));
+        let pulse = Pulse::new(Pulses::Adaptive, 8192).for_message(1 << 20, false);
+        assert!(!pulse.release(200_000, true, true) && pulse.release(262_144, true, true));
+        assert!(Pulse::new(Pulses::Fixed(1408), 8192).for_message(1 << 20, true).release(1408, true, true));
+    }
+
+    #[test]
+    fn one_of_many_messages_is_not_cut() {
+        let pulse = Pulse::new(Pulses::Adaptive, 8192).for_message(1 << 20, true);
+        assert!(pulse.is_one(1 << 20) && !pulse.release(524_288, true, true));
     }
 
     #[test]

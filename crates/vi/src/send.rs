@@ -41,8 +41,6 @@ const REFERENCE: Flags = Flags::WHOLE.with(Flags::SOON);
 const STREAM_SLOTS: u64 = 4;
 /// A lap is to be at least so many messages long.
 const MESSAGES_TO_A_LAP: usize = 4;
-/// Longer messages are worth several pulses even to a busy reader.
-const ONE_PIECE_BYTES_MAX: usize = 64 << 10;
 /// A piece of the payload area is not worth having below this.
 const PIECE_BYTES_LEAST: usize = 16 << 10;
 
@@ -257,11 +255,10 @@ impl SendQueue {
     #[inline]
     fn goes_in_one_piece(&mut self, total: usize, path: Path) -> bool {
         let copied = path == Path::Buffered || total < self.nic.config.reference_from;
-        if !copied || total > ONE_PIECE_BYTES_MAX {
+        if !copied || total > self.nic.config.payload_bytes_max / MESSAGES_TO_A_LAP {
             return false;
         }
-        let one_of_many = || self.pulse.policy() == Pulses::Adaptive && self.in_a_row;
-        self.pulse.is_one(total) || one_of_many() || self.reader_is_busy()
+        self.pulse.for_message(total, self.in_a_row).is_one(total) || self.reader_is_busy()
     }
 
     fn reader_is_busy(&mut self) -> bool {
@@ -816,7 +813,7 @@ impl SendQueue {
             self.progress();
         }
         let done = self.take_done();
-        if done.is_none() {
+        if done.is_none() && self.pending.is_empty() {
             self.in_a_row = false;
         }
         done
@@ -911,7 +908,7 @@ impl SendQueue {
         if outgoing.sent == 0 && outgoing.piece.is_none() {
             self.stats.buffered += 1;
         }
-        let pulse = self.pulse.for_message(outgoing.total);
+        let pulse = self.pulse.for_message(outgoing.total, self.in_a_row);
         let mut started = self.pulses.begin();
         loop {
             if !self.has_credit() {
