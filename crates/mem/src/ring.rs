@@ -579,7 +579,9 @@ impl SlotReader {
     /// Progress is to be published as soon as the payload is no longer in use.
     #[inline]
     pub fn publish_soon(&mut self) {
-        self.soon = true;
+        if !self.soon {
+            self.soon = true;
+        }
     }
 
     /// Index of the next slot to be read.

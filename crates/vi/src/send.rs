@@ -192,33 +192,32 @@ impl SendQueue {
     #[inline(always)]
     pub fn post_send(&mut self, message: Message) -> Result<(), Refused<Message>> {
         let Message { token, control, control_given, immediate, path, payload } = message;
-        match payload {
-            Payload::Buffer(buffer)
-                if control_given == 0
-                    && control.is_nothing()
-                    && buffer.tag() == self.tag
-                    && self.is_open_with_room()
-                    && self.is_plain(&buffer, path) =>
-            {
-                let total = buffer.len();
-                self.count_message(total);
-                let path = path.unwrap_or(self.path);
-                if path == Path::Referenced {
-                    self.publish_reference(token, immediate, buffer, total);
-                } else if total <= CONTENT_BYTES {
-                    self.stats.inline += 1;
-                    let head = self.head(Kind::Inline, Flags::WHOLE, total, immediate);
-                    let index = self.writer.publish_plain(head, &buffer);
-                    self.ring_if_wanted();
-                    let payload = Payload::Buffer(buffer);
-                    self.finish_at(index, Finish { token, length: total, payload });
-                } else {
-                    self.publish_copy(token, immediate, buffer, total);
-                }
-                Ok(())
-            }
-            payload => self.post_any(Message { token, control, control_given, immediate, path, payload }),
+        let Payload::Buffer(buffer) = payload else {
+            return self.post_any(Message { token, control, control_given, immediate, path, payload });
+        };
+        let plain = control_given == 0
+            && control.is_nothing()
+            && buffer.tag() == self.tag
+            && self.is_open_with_room()
+            && self.is_plain(&buffer, path);
+        if !plain {
+            let payload = Payload::Buffer(buffer);
+            return self.post_any(Message { token, control, control_given, immediate, path, payload });
         }
+        let total = buffer.len();
+        self.count_message(total);
+        if path.unwrap_or(self.path) == Path::Referenced {
+            self.publish_reference(token, immediate, buffer, total);
+        } else if total <= CONTENT_BYTES {
+            self.stats.inline += 1;
+            let head = self.head(Kind::Inline, Flags::WHOLE, total, immediate);
+            let index = self.writer.publish_plain(head, &buffer);
+            self.ring_if_wanted();
+            self.finish_at(index, Finish { token, length: total, payload: Payload::Buffer(buffer) });
+        } else {
+            self.publish_copy(token, immediate, buffer, total);
+        }
+        Ok(())
     }
 
     /// True if a buffer can be sent this moment and in one slot, all by itself. If it is to be

@@ -186,11 +186,11 @@ impl Vi {
         if !self.tx.has_done() && !self.turn.is_multiple_of(TURNS) {
             // What is forgotten is nothing: dropped, it would have to be in memory, and so would the
             // completion that it is not.
-            match self.rx.poll_small() {
+            match self.tx.poll_reference() {
                 Some(done) => return Some(done),
                 none => std::mem::forget(none),
             }
-            match self.tx.poll_reference() {
+            match self.rx.poll_small() {
                 Some(done) => return Some(done),
                 none => std::mem::forget(none),
             }

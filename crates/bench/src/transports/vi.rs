@@ -157,7 +157,9 @@ impl Interface {
             Payload::Buffer(buffer) if operation == Operation::Receive => self.spare.push(Receive::new(0).into(buffer)),
             Payload::Buffer(buffer) => {
                 let size = token as usize;
-                self.uncopied -= usize::from(self.is_copied(size));
+                if self.is_copied(size) {
+                    self.uncopied -= 1;
+                }
                 if size == self.size {
                     self.frames.push_back(buffer);
                 } else {
