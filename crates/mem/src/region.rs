@@ -505,6 +505,17 @@ impl Buffer {
         self.place.capacity
     }
 
+    /// Bytes that it shows.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.place.len
+    }
+
+    /// True if it shows none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Shows only the first `len` bytes, or more of them again, up to the capacity.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.place.capacity, "a buffer of {} bytes cannot have {len}", self.place.capacity);

@@ -384,6 +384,12 @@ impl SlotWriter {
         self.consumed
     }
 
+    /// Slots of the ring.
+    #[inline]
+    pub fn depth(&self) -> u64 {
+        self.mask + 1
+    }
+
     /// Slots that can be written now, as far as this side knows without looking.
     #[inline]
     pub fn credit(&self) -> u64 {

@@ -79,6 +79,8 @@ pub struct SendQueue {
     reliability: Reliability,
     path: Path,
     tag: Tag,
+    descriptors_max: usize,
+    message_bytes_max: u64,
     pending: VecDeque<Outgoing>,
     in_flight: Flights,
     loans: LoanBook<Loan>,
@@ -145,6 +147,7 @@ impl SendQueue {
     ) -> SendQueue {
         let pulse = Pulse::new(options.pulses, nic.config.minpulse);
         let in_flight = Flights::new(member.block.shape().depth());
+        let (descriptors_max, message_bytes_max) = (nic.config.descriptors_max, nic.config.message_bytes_max);
         SendQueue {
             member,
             nic,
@@ -155,6 +158,8 @@ impl SendQueue {
             reliability: options.reliability,
             path: options.path,
             tag: options.tag.unwrap_or(Tag(0)),
+            descriptors_max,
+            message_bytes_max,
             pending: VecDeque::new(),
             in_flight,
             loans: loans.0,
@@ -226,7 +231,7 @@ impl SendQueue {
     fn is_plain(&mut self, buffer: &Buffer, path: Option<Path>) -> bool {
         let total = buffer.len();
         match path.unwrap_or(self.path) {
-            _ if total as u64 > self.nic.config.message_bytes_max => false,
+            _ if total as u64 > self.message_bytes_max => false,
             Path::Referenced => total > 0 && buffer.region_id() == self.given,
             _ if total <= CONTENT_BYTES => true,
             path => self.goes_in_one_piece(total, path),
@@ -313,7 +318,7 @@ impl SendQueue {
             && self.pending.is_empty()
             && self.writer.credit() > 0
             && self.is_swept()
-            && self.finishing < self.nic.config.descriptors_max
+            && self.finishing < self.descriptors_max
             && self.member.process.is_this()
     }
 
@@ -353,7 +358,7 @@ impl SendQueue {
         if !self.pending.is_empty() {
             self.progress();
         }
-        if !self.pending.is_empty() || !self.has_credit() || self.finishing >= self.nic.config.descriptors_max {
+        if !self.pending.is_empty() || !self.has_credit() || self.finishing >= self.descriptors_max {
             return Err(self.want(no_room));
         }
         if bytes.len() <= CONTENT_BYTES {
@@ -364,7 +369,7 @@ impl SendQueue {
     }
 
     fn send_bytes_buffered(&mut self, token: u64, bytes: &[u8], no_room: PostError) -> Result<(), PostError> {
-        let limit = self.nic.config.message_bytes_max.min(self.nic.config.payload_bytes_max as u64);
+        let limit = self.message_bytes_max.min(self.nic.config.payload_bytes_max as u64);
         if bytes.len() as u64 > limit {
             return Err(PostError::TooLong { bytes: bytes.len() as u64, limit });
         }
@@ -388,7 +393,7 @@ impl SendQueue {
             if region.writable().is_none() {
                 return Err(PostError::ReadOnly { region: write.key.region });
             }
-            let limit = self.nic.config.descriptors_max;
+            let limit = self.descriptors_max;
             if write.immediate.is_some() && self.pending.len() + self.finishing >= limit {
                 return Err(PostError::QueueFull { limit });
             }
@@ -606,7 +611,7 @@ impl SendQueue {
         if message.control_given > CONTROL_BYTES_MAX {
             return Err(PostError::ControlTooLong { bytes: message.control_given });
         }
-        let limit = self.nic.config.descriptors_max;
+        let limit = self.descriptors_max;
         if self.pending.len() + self.finishing >= limit {
             self.progress();
             if self.pending.len() + self.finishing >= limit {
@@ -614,8 +619,8 @@ impl SendQueue {
             }
         }
         let bytes = message.payload.total();
-        if bytes > self.nic.config.message_bytes_max {
-            return Err(PostError::TooLong { bytes, limit: self.nic.config.message_bytes_max });
+        if bytes > self.message_bytes_max {
+            return Err(PostError::TooLong { bytes, limit: self.message_bytes_max });
         }
         let total = bytes as usize;
         let prefix = if message.control.token().is_some() { 8 } else { 0 };
@@ -686,7 +691,7 @@ impl SendQueue {
     /// good for one lap.
     #[inline(always)]
     fn is_swept(&self) -> bool {
-        let depth = u64::from(self.member.block.shape().depth());
+        let depth = self.writer.depth();
         self.in_flight.front().is_none_or(|slot| self.writer.head() - slot.index < depth)
     }
 
@@ -858,7 +863,9 @@ impl SendQueue {
         self.stats.referenced += 1;
         self.finishing += 1;
         self.in_flight.push_reference(self.writer.head(), token, total, buffer);
-        self.note_awaiting();
+        if self.finishing == 1 {
+            self.note_awaiting();
+        }
         self.writer.publish_span(head, region, offset as u64);
         self.ring_if_wanted();
     }
@@ -1208,7 +1215,9 @@ impl SendQueue {
             buffer.prefetch_to_write();
         }
         self.finishing -= 1;
-        self.note_awaiting();
+        if self.finishing == 0 {
+            self.note_awaiting();
+        }
         if !self.has_ripe() {
             self.member.sent.store(false, Relaxed);
         }
