@@ -1,0 +1,163 @@
+//! An endpoint on a link.
+
+use highwire_link::{Burst, Inbox, Link, ReceiveError, SendError};
+use highwire_proto::{ConnectError, Endpoint, Entropy, Header};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::time::Duration;
+
+/// What an engine has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineCounters {
+    /// Times the link was full, so that packets waited.
+    pub link_full: u64,
+    /// Bursts that the link refused; the protocol takes them for lost.
+    pub refused: u64,
+}
+
+/// An endpoint on a link. It does nothing by itself: [`Engine::turn`] moves it.
+pub struct Engine<L, S, T> {
+    link: L,
+    endpoint: Endpoint<S, T>,
+    entropy: Box<dyn Entropy + Send>,
+    inbox: Inbox,
+    /// Packets that are to be sent, in `out`.
+    bursts: VecDeque<(SocketAddr, Range<usize>, usize)>,
+    out: Vec<u8>,
+    counters: EngineCounters,
+}
+
+impl<L: Link, S: AsRef<[u8]>, T: AsMut<[u8]>> Engine<L, S, T> {
+    /// An engine for this endpoint on this link.
+    pub fn new(link: L, endpoint: Endpoint<S, T>, entropy: Box<dyn Entropy + Send>) -> Engine<L, S, T> {
+        Engine {
+            link,
+            endpoint,
+            entropy,
+            inbox: Inbox::new(),
+            bursts: VecDeque::new(),
+            out: Vec::with_capacity(OUT_BYTES),
+            counters: EngineCounters::default(),
+        }
+    }
+
+    /// The endpoint.
+    pub fn endpoint(&mut self) -> &mut Endpoint<S, T> {
+        &mut self.endpoint
+    }
+
+    /// The link.
+    pub fn link(&mut self) -> &mut L {
+        &mut self.link
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> EngineCounters {
+        self.counters
+    }
+
+    /// Asks for a session with whoever listens at `to`; its number.
+    pub fn connect(&mut self, now: Duration, to: SocketAddr) -> Result<u32, ConnectError> {
+        self.endpoint.connect(now, to, &mut *self.entropy)
+    }
+
+    /// Does what can be done now: takes in what has come, lets timers run, sends. True if a packet moved.
+    pub fn turn(&mut self, now: Duration) -> Result<bool, ReceiveError> {
+        let received = self.receive(now)?;
+        if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
+            self.endpoint.handle_timeout(now);
+        }
+        let sent = self.send(now);
+        Ok(received || sent)
+    }
+
+    /// When it is to be turned again, if nothing comes before.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.endpoint.poll_timeout()
+    }
+
+    /// True if packets wait for room in the link.
+    pub fn is_held_up(&self) -> bool {
+        !self.bursts.is_empty()
+    }
+
+    fn receive(&mut self, now: Duration) -> Result<bool, ReceiveError> {
+        let mut any = false;
+        // Bounded, so that a flood does not keep us from answering.
+        for _ in 0..RECEIVES_A_TURN {
+            if self.link.receive(&mut self.inbox)? == 0 {
+                break;
+            }
+            any = true;
+            for (from, packet) in self.inbox.packets() {
+                self.endpoint.handle_packet(now, from, packet, &mut *self.entropy);
+            }
+        }
+        Ok(any)
+    }
+
+    fn send(&mut self, now: Duration) -> bool {
+        let mut any = false;
+        for _ in 0..SENDS_A_TURN {
+            if self.bursts.is_empty() {
+                self.gather(now);
+            }
+            if self.bursts.is_empty() {
+                break;
+            }
+            if !self.flush() {
+                self.counters.link_full += 1;
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Collects packets until there are enough for a call or nothing more is to be sent.
+    fn gather(&mut self, now: Duration) {
+        self.out.clear();
+        let most = self.link.burst_bytes_max();
+        while self.out.len() < OUT_BYTES && self.bursts.len() < BURSTS_A_CALL {
+            let begin = self.out.len();
+            let segments = (most / (Header::BYTES + SEGMENT_BYTES)).clamp(1, SEGMENTS_MAX);
+            let Some((to, segment)) = self.endpoint.poll_transmit(now, segments, &mut self.out) else { break };
+            self.bursts.push_back((to, begin..self.out.len(), segment));
+        }
+    }
+
+    /// Sends what was gathered; false if the link is full.
+    fn flush(&mut self) -> bool {
+        while !self.bursts.is_empty() {
+            let out = &self.out;
+            let bursts: Vec<Burst<'_>> = self
+                .bursts
+                .iter()
+                .map(|(to, range, segment)| Burst { to: *to, bytes: &out[range.clone()], segment: *segment })
+                .collect();
+            match self.link.send(&bursts) {
+                Ok(0) => return false,
+                Ok(sent) => drop(self.bursts.drain(..sent)),
+                // It is lost, as far as the protocol is concerned, and will be noticed.
+                Err(SendError::TooLarge { .. } | SendError::WrongFamily { .. } | SendError::System { .. }) => {
+                    self.counters.refused += 1;
+                    self.bursts.pop_front();
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Bytes gathered for one call.
+const OUT_BYTES: usize = 256 << 10;
+const BURSTS_A_CALL: usize = 8;
+const SEGMENT_BYTES: usize = 1408;
+/// More than the kernel segments at once.
+const SEGMENTS_MAX: usize = 64;
+const RECEIVES_A_TURN: usize = 8;
+const SENDS_A_TURN: usize = 8;
+
+#[cfg(test)]
+mod tests;

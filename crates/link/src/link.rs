@@ -1,0 +1,124 @@
+//! What every way to another host can do.
+
+use crate::{Burst, Inbox};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+/// A way for packets to other hosts. No call waits.
+pub trait Link {
+    /// Where answers reach this link.
+    fn local_address(&self) -> SocketAddr;
+
+    /// Sends bursts in order; how many bursts went entirely. Less than all: the link is full for now,
+    /// or the next burst is at fault, which the call that begins with it will say.
+    ///
+    /// An error speaks of the first burst, and nothing was sent, unless that burst was longer than
+    /// [`Link::burst_bytes_max`] or the kernel does not segment: then packets at its beginning may
+    /// have gone, and go again when it is sent again. What is lost on the way counts as sent.
+    fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError>;
+
+    /// Fills the inbox, which it clears first, with what is there, without waiting; how many packets.
+    fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError>;
+
+    /// A descriptor that polls readable when something arrives; None where there is none (simulated).
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Most bytes of a burst that one system call takes, if it has no more than 64 packets, so that
+    /// callers can size bursts.
+    fn burst_bytes_max(&self) -> usize;
+
+    /// What went through so far.
+    fn counters(&self) -> LinkCounters;
+}
+
+/// What went through a link since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounters {
+    /// Packets handed to the network, those among them that it lost at once (`soft_errors`) left out.
+    pub packets_sent: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+    /// Packets put into inboxes.
+    pub packets_received: u64,
+    /// Their bytes.
+    pub bytes_received: u64,
+    /// System calls for sending and receiving.
+    pub system_calls: u64,
+    /// Errors that mean a lost packet and nothing more: no route, a firewall, a closed port.
+    pub soft_errors: u64,
+    /// Datagrams that came while the receive buffer was full.
+    pub kernel_drops: u64,
+    /// 1 once the kernel or the path refused to segment: packets go one by one since.
+    pub gso_refused: u64,
+    /// 1 if the kernel refused to coalesce.
+    pub gro_refused: u64,
+    /// Datagrams dropped because a slot of the inbox was too short for them.
+    pub truncated: u64,
+}
+
+/// Why a burst cannot be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// A packet is larger than the path takes.
+    #[error("a packet of {bytes} bytes is larger than this path takes")]
+    TooLarge {
+        /// Bytes of the packet.
+        bytes: usize,
+    },
+    /// The link speaks IPv4 and the address is of IPv6.
+    #[error("{to} cannot be reached from {local}, which is of another family of addresses")]
+    WrongFamily {
+        /// Where it should have gone.
+        to: SocketAddr,
+        /// Where the link is bound.
+        local: SocketAddr,
+    },
+    /// The kernel refused for another reason.
+    #[error("sending to {to} failed: {errno}")]
+    System {
+        /// Where it should have gone.
+        to: SocketAddr,
+        /// What the kernel said.
+        errno: Errno,
+    },
+}
+
+/// Why nothing can be received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiveError {
+    /// The kernel refused.
+    #[error("receiving at {local} failed: {errno}")]
+    System {
+        /// Where the link is bound.
+        local: SocketAddr,
+        /// What the kernel said.
+        errno: Errno,
+    },
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn local_address(&self) -> SocketAddr {
+        (**self).local_address()
+    }
+
+    fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
+        (**self).send(bursts)
+    }
+
+    fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
+        (**self).receive(inbox)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        (**self).descriptor()
+    }
+
+    fn burst_bytes_max(&self) -> usize {
+        (**self).burst_bytes_max()
+    }
+
+    fn counters(&self) -> LinkCounters {
+        (**self).counters()
+    }
+}

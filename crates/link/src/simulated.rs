@@ -1,0 +1,252 @@
+//! A network in virtual time, the same on every run of a seed.
+//!
+//! It is one switch that every host is plugged into. Each host's port of the switch sends at the
+//! bottleneck's rate from a queue of its own, which is where packets wait and are dropped when many
+//! come at once; then they take the latency to arrive:
+//!
+//! ```text
+//! send ──► queue of the destination ──► wire (bytes_per_second) ──► latency + jitter ──► receive
+//!            └─ full: dropped
+//! ```
+//!
+//! Packets to one host arrive in the order they were sent, jitter or not; [`crate::Impaired`] is
+//! what reorders. Time stands still until [`Network::advance_to`] moves it.
+
+use crate::random::Random;
+use crate::{Burst, DeliverError, Inbox, Link, LinkCounters, ReceiveError, SendError};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What a simulated network is like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkConfig {
+    /// Decides all that is random.
+    pub seed: u64,
+    /// What every packet takes at least.
+    pub latency: Duration,
+    /// What a packet may take longer, evenly spread.
+    pub jitter: Duration,
+    /// The rate of each host's port; None is without limit, and then nothing queues.
+    pub bytes_per_second: Option<u64>,
+    /// Most bytes that wait at a port; a packet that would go beyond is dropped.
+    pub queue_bytes: usize,
+    /// Most bytes of a packet.
+    pub mtu: usize,
+}
+
+impl Default for NetworkConfig {
+    /// A quiet local network: 50 microseconds, no limit of rate, packets as Ethernet has them.
+    fn default() -> NetworkConfig {
+        NetworkConfig {
+            seed: 0,
+            latency: Duration::from_micros(50),
+            jitter: Duration::ZERO,
+            bytes_per_second: None,
+            queue_bytes: 1 << 20,
+            mtu: 1472,
+        }
+    }
+}
+
+/// What became of the packets of a network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NetworkCounters {
+    /// Put on their way.
+    pub carried: u64,
+    /// Dropped because a queue was full.
+    pub dropped: u64,
+    /// Sent to an address that no link has.
+    pub unreachable: u64,
+}
+
+/// A simulated network. Clones are the same network.
+#[derive(Clone, Debug)]
+pub struct Network {
+    state: Arc<Mutex<State>>,
+}
+
+/// One end of a simulated network; its address is free again when it is dropped.
+#[derive(Debug)]
+pub struct SimulatedLink {
+    network: Network,
+    local: SocketAddr,
+    counters: LinkCounters,
+}
+
+#[derive(Debug)]
+struct State {
+    config: NetworkConfig,
+    random: Random,
+    now: Duration,
+    /// Ordered, so that nothing depends on how a hash table walks.
+    ports: BTreeMap<SocketAddr, Port>,
+    counters: NetworkCounters,
+    next_port: u16,
+}
+
+#[derive(Debug, Default)]
+struct Port {
+    /// When the last packet in the queue will have left it.
+    idle_at: Duration,
+    /// On the way or waiting to be received, in the order of arrival.
+    packets: VecDeque<Flying>,
+    /// Of the last packet on its way: later ones do not overtake it.
+    last_arrival: Duration,
+}
+
+#[derive(Debug)]
+struct Flying {
+    arrival: Duration,
+    from: SocketAddr,
+    bytes: Box<[u8]>,
+}
+
+/// The same as over UDP, so that callers size their bursts alike.
+const BURST_BYTES_MAX: usize = 65_507;
+const FIRST_PORT: u16 = 49_152;
+const NANOS_PER_SECOND: u128 = 1_000_000_000;
+
+impl Network {
+    /// A network at time zero.
+    pub fn new(config: NetworkConfig) -> Network {
+        assert!(config.bytes_per_second != Some(0), "a network of 0 bytes a second carries nothing");
+        let random = Random::new(config.seed);
+        let (ports, counters) = (BTreeMap::new(), NetworkCounters::default());
+        let state = State { config, random, now: Duration::ZERO, ports, counters, next_port: FIRST_PORT };
+        Network { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// A link at `address`, which must not be taken; port 0 lets the network choose one.
+    pub fn link(&self, address: SocketAddr) -> SimulatedLink {
+        let mut state = self.lock();
+        let mut local = address;
+        while local.port() == 0 || (address.port() == 0 && state.ports.contains_key(&local)) {
+            local.set_port(state.next_port);
+            state.next_port = state.next_port.checked_add(1).unwrap_or(FIRST_PORT);
+        }
+        let before = state.ports.insert(local, Port::default());
+        assert!(before.is_none(), "the simulated address {local} is taken");
+        SimulatedLink { network: self.clone(), local, counters: LinkCounters::default() }
+    }
+
+    /// Time since the start.
+    pub fn now(&self) -> Duration {
+        self.lock().now
+    }
+
+    /// Moves time forward; it never goes back.
+    pub fn advance_to(&self, time: Duration) {
+        let mut state = self.lock();
+        state.now = state.now.max(time);
+    }
+
+    /// When the next packet arrives, after now. What has arrived already and waits to be received is
+    /// left out, so that a host that does not look cannot stop the time.
+    pub fn next_arrival(&self) -> Option<Duration> {
+        let state = self.lock();
+        let next = |port: &Port| {
+            let arrived = port.packets.partition_point(|packet| packet.arrival <= state.now);
+            port.packets.get(arrived).map(|packet| packet.arrival)
+        };
+        state.ports.values().filter_map(next).min()
+    }
+
+    /// What became of the packets so far.
+    pub fn counters(&self) -> NetworkCounters {
+        self.lock().counters
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A test that panics while it holds the lock leaves whole numbers behind.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn carry(&mut self, from: SocketAddr, to: SocketAddr, packet: &[u8]) {
+        let Some(port) = self.ports.get_mut(&to) else {
+            self.counters.unreachable += 1;
+            return;
+        };
+        let mut departure = self.now;
+        if let Some(rate) = self.config.bytes_per_second {
+            let rate = u128::from(rate);
+            let wait = port.idle_at.saturating_sub(self.now);
+            let queued = (wait.as_nanos() * rate).div_ceil(NANOS_PER_SECOND);
+            if queued + packet.len() as u128 > self.config.queue_bytes as u128 {
+                self.counters.dropped += 1;
+                return;
+            }
+            departure += wait + nanoseconds((packet.len() as u128 * NANOS_PER_SECOND).div_ceil(rate));
+            port.idle_at = departure;
+        }
+        let arrival = departure + self.config.latency + self.random.duration_below(self.config.jitter);
+        port.last_arrival = port.last_arrival.max(arrival);
+        port.packets.push_back(Flying { arrival: port.last_arrival, from, bytes: packet.into() });
+        self.counters.carried += 1;
+    }
+}
+
+fn nanoseconds(count: u128) -> Duration {
+    Duration::from_nanos(u64::try_from(count).expect("less than five hundred years"))
+}
+
+impl Link for SimulatedLink {
+    fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
+        let mut state = self.network.lock();
+        for (index, burst) in bursts.iter().enumerate() {
+            let bytes = burst.packet_bytes_max();
+            if bytes > state.config.mtu {
+                return if index == 0 { Err(SendError::TooLarge { bytes }) } else { Ok(index) };
+            }
+            for packet in burst.packets() {
+                state.carry(self.local, burst.to, packet);
+                self.counters.packets_sent += 1;
+                self.counters.bytes_sent += packet.len() as u64;
+            }
+        }
+        Ok(bursts.len())
+    }
+
+    fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
+        inbox.clear();
+        let mut state = self.network.lock();
+        let now = state.now;
+        let port = state.ports.get_mut(&self.local).expect("a link has its port until it is dropped");
+        while let Some(packet) = port.packets.front().filter(|packet| packet.arrival <= now) {
+            match inbox.deliver(packet.from, &packet.bytes) {
+                Ok(()) => self.counters.bytes_received += packet.bytes.len() as u64,
+                Err(DeliverError::TooLong { .. }) => self.counters.truncated += 1,
+                Err(DeliverError::Full { .. }) => break,
+            }
+            port.packets.pop_front();
+        }
+        self.counters.packets_received += inbox.len() as u64;
+        Ok(inbox.len())
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn burst_bytes_max(&self) -> usize {
+        BURST_BYTES_MAX
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.counters
+    }
+}
+
+impl Drop for SimulatedLink {
+    fn drop(&mut self) {
+        self.network.lock().ports.remove(&self.local);
+    }
+}

@@ -1,0 +1,394 @@
+//! UDP, as fast as one socket goes: the kernel cuts bursts into packets and puts packets together
+//! again, and one system call carries many of them.
+//!
+//! Don't-fragment is set and the kernel's own idea of the path is ignored, so that the caller alone
+//! decides how large packets are; one too large for the device is refused.
+
+#[allow(unsafe_code)]
+mod sys;
+#[cfg(test)]
+mod tests;
+
+use crate::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
+use std::net::{SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use sys::{Incoming, Message, Outgoing};
+
+/// What a [`UdpLink`] asks of the kernel. What it refuses is done without, and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpOptions {
+    /// Let the kernel or the network card cut bursts into packets (UDP_SEGMENT).
+    pub segmentation: bool,
+    /// Let the kernel put packets that came together into one datagram (UDP_GRO).
+    pub coalescing: bool,
+    /// Ask for a receive buffer of this size; None leaves the system's default.
+    pub receive_buffer_bytes: Option<usize>,
+    /// Ask for a send buffer of this size; None leaves the system's default.
+    pub send_buffer_bytes: Option<usize>,
+    /// Let a link bound to `[::]` reach and be reached by IPv4 too.
+    pub dual_stack: bool,
+}
+
+impl Default for UdpOptions {
+    fn default() -> UdpOptions {
+        UdpOptions {
+            segmentation: true,
+            coalescing: true,
+            receive_buffer_bytes: Some(BUFFER_BYTES),
+            send_buffer_bytes: Some(BUFFER_BYTES),
+            dual_stack: true,
+        }
+    }
+}
+
+/// Why a link could not be bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindError {
+    /// No socket of this family; IPv6 may be switched off.
+    #[error("no UDP socket for {address}: {errno}")]
+    Socket {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// The socket lacks something that this link cannot do without.
+    #[error("the UDP socket for {address} does not take {option}: {errno}")]
+    Option {
+        /// The address asked for.
+        address: SocketAddr,
+        /// The option.
+        option: &'static str,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// The address is taken, or not of this host.
+    #[error("{address} cannot be bound: {errno}")]
+    Address {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the kernel said.
+        errno: Errno,
+    },
+}
+
+/// A UDP socket.
+pub struct UdpLink {
+    socket: OwnedFd,
+    local: SocketAddr,
+    receive_buffer_bytes: usize,
+    segmentation: bool,
+    coalescing: bool,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    counters: LinkCounters,
+    /// The kernel's count of drops when it was last told; it wraps.
+    drops_seen: u32,
+}
+
+/// Most bytes of a datagram over IPv4, and so of what the kernel cuts into packets.
+const DATAGRAM_BYTES_MAX: usize = 65_507;
+/// Most packets the kernel cuts one message into; newer ones do 128, older ones 64.
+const SEGMENTS_MAX: usize = 64;
+/// Most messages of one call: a burst whose packets go one by one fits a call.
+const MESSAGES_MAX: usize = SEGMENTS_MAX;
+/// Asked for by default; the system's limit (`net.core.rmem_max`) is usually far below.
+const BUFFER_BYTES: usize = 4 << 20;
+/// After so many errors in a row, receiving gives up until the next call.
+const SOFT_ERRORS_MAX: usize = 16;
+
+impl UdpLink {
+    /// A link at `address`; port 0 lets the kernel choose one.
+    pub fn bind(address: SocketAddr, options: UdpOptions) -> Result<UdpLink, BindError> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))
+            .map_err(|errno| BindError::Socket { address, errno })?;
+        let mut counters = LinkCounters::default();
+        set_needed(&socket, address, options)?;
+        let mut offload = |wanted: bool, name, value, refused: fn(&mut LinkCounters) -> &mut u64| {
+            let given = wanted && sys::set_option(socket.as_fd(), libc::SOL_UDP, name, value).is_ok();
+            *refused(&mut counters) += u64::from(wanted && !given);
+            given
+        };
+        // Setting the segment size of the whole socket to none changes nothing, and tells whether
+        // the kernel knows of it: one that does not would ignore it in a message.
+        let segmentation = offload(options.segmentation, libc::UDP_SEGMENT, 0, |counters| &mut counters.gso_refused);
+        let coalescing = offload(options.coalescing, libc::UDP_GRO, 1, |counters| &mut counters.gro_refused);
+        // The system's limits stand: the kernel gives what they allow, without an error.
+        if let Some(bytes) = options.receive_buffer_bytes {
+            let _ = sockopt::set_socket_recv_buffer_size(&socket, bytes);
+        }
+        if let Some(bytes) = options.send_buffer_bytes {
+            let _ = sockopt::set_socket_send_buffer_size(&socket, bytes);
+        }
+        rustix::net::bind(&socket, &address).map_err(|errno| BindError::Address { address, errno })?;
+        let local = rustix::net::getsockname(&socket)
+            .and_then(SocketAddr::try_from)
+            .map_err(|errno| BindError::Address { address, errno })?;
+        Ok(UdpLink {
+            receive_buffer_bytes: sockopt::socket_recv_buffer_size(&socket).unwrap_or(0),
+            socket,
+            local,
+            segmentation,
+            coalescing,
+            outgoing: Outgoing::new(MESSAGES_MAX),
+            incoming: Incoming::new(),
+            counters,
+            drops_seen: 0,
+        })
+    }
+
+    /// Bytes of the receive buffer as the kernel counts them: twice what was given, since its own
+    /// bookkeeping of each packet counts too.
+    pub fn receive_buffer_bytes(&self) -> usize {
+        self.receive_buffer_bytes
+    }
+
+    /// Whether the kernel cuts bursts into packets. It can change from true to false, when a path
+    /// turns out to refuse it.
+    pub fn segmentation(&self) -> bool {
+        self.segmentation
+    }
+
+    /// Whether the kernel puts packets together.
+    pub fn coalescing(&self) -> bool {
+        self.coalescing
+    }
+
+    /// Hands the kernel the next messages; how many it took.
+    fn send_some(&mut self, messages: Messages<'_>, first: Message<'_>) -> Result<usize, Errno> {
+        self.counters.system_calls += 1;
+        if messages.is_one_packet() {
+            rustix::net::sendto(&self.socket, first.bytes, SendFlags::DONTWAIT, &first.to).map(|_| 1)
+        } else {
+            self.outgoing.send(self.socket.as_fd(), messages)
+        }
+    }
+
+    fn count_sent(&mut self, message: &Message<'_>) {
+        self.counters.packets_sent += message.bytes.len().div_ceil(message.segment) as u64;
+        self.counters.bytes_sent += message.bytes.len() as u64;
+    }
+
+    /// Puts what the last call received into slots `0..count` on the inbox's list.
+    fn take_in(&mut self, inbox: &mut Inbox, count: usize) {
+        for slot in 0..count {
+            let datagram = self.incoming.datagram(slot);
+            if let Some(drops) = datagram.drops {
+                self.counters.kernel_drops += u64::from(drops.wrapping_sub(self.drops_seen));
+                self.drops_seen = drops;
+            }
+            match datagram.from {
+                _ if datagram.truncated => self.counters.truncated += 1,
+                None => self.counters.soft_errors += 1,
+                Some(from) => {
+                    inbox.note_arrival(slot, unmapped(from), datagram.len, datagram.segment);
+                    self.counters.bytes_received += datagram.len as u64;
+                }
+            }
+        }
+        self.counters.packets_received += inbox.len() as u64;
+    }
+}
+
+impl Link for UdpLink {
+    fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
+        let mut rest = Messages {
+            bursts,
+            burst: 0,
+            offset: 0,
+            segmentation: self.segmentation,
+            local: self.local,
+            limit: usize::MAX,
+        };
+        // Set while one packet goes plain, to learn whether it was the segmentation that was refused.
+        let mut in_doubt = false;
+        loop {
+            rest.segmentation = self.segmentation && !in_doubt;
+            rest.limit = if in_doubt { 1 } else { usize::MAX };
+            let Some(first) = rest.clone().next() else { return Ok(bursts.len()) };
+            match self.send_some(rest.clone(), first) {
+                Ok(count) => {
+                    for _ in 0..count {
+                        let message = rest.next().expect("no more were sent than there are");
+                        self.count_sent(&message);
+                    }
+                    if in_doubt {
+                        self.segmentation = false;
+                        self.counters.gso_refused += 1;
+                    }
+                    in_doubt = false;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(rest.burst),
+                Err(errno) if is_soft(errno) => {
+                    self.counters.soft_errors += 1;
+                    rest.next();
+                    in_doubt = false;
+                }
+                Err(errno) if first.segment < first.bytes.len() && may_be_refusal(errno) => in_doubt = true,
+                // The next call begins with this burst and gets the error.
+                Err(_) if rest.burst > 0 => return Ok(rest.burst),
+                Err(errno) => return Err(self.send_error(errno, &bursts[0])),
+            }
+        }
+    }
+
+    fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
+        inbox.clear();
+        for _ in 0..SOFT_ERRORS_MAX {
+            self.counters.system_calls += 1;
+            match self.incoming.receive(self.socket.as_fd(), inbox.datagrams(), inbox.slots()) {
+                Ok(count) => {
+                    self.take_in(inbox, count);
+                    break;
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) if is_soft(errno) => {
+                    self.counters.soft_errors += 1;
+                    // A second error may wait behind the first, and would be the answer to a send.
+                    let _ = sockopt::socket_error(&self.socket);
+                }
+                Err(errno) => return Err(ReceiveError::System { local: self.local, errno }),
+            }
+        }
+        Ok(inbox.len())
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn burst_bytes_max(&self) -> usize {
+        DATAGRAM_BYTES_MAX
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.counters
+    }
+}
+
+impl UdpLink {
+    fn send_error(&self, errno: Errno, burst: &Burst<'_>) -> SendError {
+        match errno {
+            Errno::MSGSIZE => SendError::TooLarge { bytes: burst.packet_bytes_max() },
+            Errno::AFNOSUPPORT => SendError::WrongFamily { to: burst.to, local: self.local },
+            errno => SendError::System { to: burst.to, errno },
+        }
+    }
+}
+
+impl std::fmt::Debug for UdpLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UdpLink")
+            .field("local", &self.local)
+            .field("segmentation", &self.segmentation)
+            .field("coalescing", &self.coalescing)
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Bursts cut into what the kernel takes as one message each, from a place in them on.
+#[derive(Clone, Debug)]
+struct Messages<'a> {
+    bursts: &'a [Burst<'a>],
+    burst: usize,
+    offset: usize,
+    segmentation: bool,
+    local: SocketAddr,
+    limit: usize,
+}
+
+impl Messages<'_> {
+    /// Whether a single packet is all that is left, which goes faster by a call of its own.
+    fn is_one_packet(&self) -> bool {
+        match &self.bursts[self.burst..] {
+            [only] => only.bytes.len() - self.offset <= only.segment,
+            _ => false,
+        }
+    }
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Message<'a>;
+
+    fn next(&mut self) -> Option<Message<'a>> {
+        self.limit = self.limit.checked_sub(1)?;
+        while self.bursts.get(self.burst)?.bytes.is_empty() {
+            self.burst += 1;
+        }
+        let burst = &self.bursts[self.burst];
+        assert!(burst.segment > 0, "a burst of {} bytes with segments of 0 bytes", burst.bytes.len());
+        let packets = if self.segmentation { (DATAGRAM_BYTES_MAX / burst.segment).clamp(1, SEGMENTS_MAX) } else { 1 };
+        let left = &burst.bytes[self.offset..];
+        // A segment may be as long as the caller likes where the burst is shorter.
+        let bytes = &left[..left.len().min(packets.saturating_mul(burst.segment))];
+        self.offset += bytes.len();
+        if self.offset == burst.bytes.len() {
+            (self.burst, self.offset) = (self.burst + 1, 0);
+        }
+        Some(Message { to: mapped(burst.to, self.local), bytes, segment: burst.segment })
+    }
+}
+
+/// Sets what the link cannot do without.
+fn set_needed(socket: &OwnedFd, address: SocketAddr, options: UdpOptions) -> Result<(), BindError> {
+    let needed = |option, level, name, value| {
+        sys::set_option(socket.as_fd(), level, name, value).map_err(|errno| BindError::Option {
+            address,
+            option,
+            errno,
+        })
+    };
+    needed("SO_RXQ_OVFL", libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
+    if address.is_ipv6() {
+        needed("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(!options.dual_stack))?;
+        needed("IPV6_MTU_DISCOVER", libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+    }
+    if address.is_ipv4() || options.dual_stack {
+        needed("IP_MTU_DISCOVER", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+    }
+    Ok(())
+}
+
+/// Errors that mean no more than a lost packet. A network may lose packets, so they must not stop a
+/// link that has other peers to talk to.
+fn is_soft(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN | Errno::PERM
+    )
+}
+
+/// Errors by which a kernel or device refuses to segment. They have other causes too.
+fn may_be_refusal(errno: Errno) -> bool {
+    matches!(errno, Errno::IO | Errno::INVAL | Errno::NOPROTOOPT | Errno::OPNOTSUPP)
+}
+
+/// An IPv4 address in the form that a socket of IPv6 wants.
+fn mapped(to: SocketAddr, local: SocketAddr) -> SocketAddr {
+    match (to, local) {
+        (SocketAddr::V4(to), SocketAddr::V6(_)) => SocketAddrV6::new(to.ip().to_ipv6_mapped(), to.port(), 0, 0).into(),
+        _ => to,
+    }
+}
+
+/// The IPv4 address that a socket of IPv6 tells in its own form.
+fn unmapped(from: SocketAddr) -> SocketAddr {
+    match from {
+        SocketAddr::V6(address) => match address.ip().to_ipv4_mapped() {
+            Some(ip) => SocketAddr::new(ip.into(), address.port()),
+            None => from,
+        },
+        SocketAddr::V4(_) => from,
+    }
+}

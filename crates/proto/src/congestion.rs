@@ -1,0 +1,312 @@
+//! How much may be on the way, and how fast it is let go.
+//!
+//! The controller goes by the rate at which data arrives and by the shortest round trip, not by loss:
+//! a controller that takes every lost packet for a full queue falls to a tenth of the rate at one per
+//! cent loss.
+//!
+//! ```text
+//!  Startup ── the rate has stopped growing ──▶ Drain ── what is on the way fits the path ──▶ Cruise
+//!                                                                                            │  ▲
+//!                                                        every few round trips: probe up, ───┘  │
+//!                                                        drain what that queued ────────────────┘
+//! ```
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// What an acknowledgement tells a controller.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery {
+    /// When it came.
+    pub now: Duration,
+    /// Bytes newly acknowledged.
+    pub bytes: u64,
+    /// Bytes acknowledged since the session began, these among them.
+    pub delivered: u64,
+    /// The same when the packet left that was acknowledged last, and when that was known.
+    pub delivered_before: (u64, Duration),
+    /// When that packet left.
+    pub sent_at: Duration,
+    /// When the first packet of that flight left.
+    pub flight_began: Duration,
+    /// Its round trip.
+    pub round_trip: Duration,
+    /// The shortest round trip of the session.
+    pub round_trip_least: Duration,
+    /// Bytes still on the way.
+    pub in_flight: u64,
+    /// The sender had nothing more to send when the packet left, so the rate says little.
+    pub held_back: bool,
+}
+
+/// Decides the window and the pace of a session.
+pub trait Controller: std::fmt::Debug + Send {
+    /// Data arrived.
+    fn handle_delivery(&mut self, delivery: &Delivery);
+    /// Packets are lost.
+    fn handle_loss(&mut self, now: Duration, bytes: u64);
+    /// Nothing has arrived for so long that everything on the way may be lost.
+    fn handle_silence(&mut self, now: Duration);
+    /// Most bytes on the way.
+    fn window(&self) -> u64;
+    /// Bytes a second, once something is known.
+    fn pace(&self) -> Option<u64>;
+}
+
+/// By measured rate and shortest round trip.
+#[derive(Debug)]
+pub struct RateBased {
+    mode: Mode,
+    /// The best rates of the last rounds, bytes a second, by round, falling.
+    rates: VecDeque<(u64, u64)>,
+    round: u64,
+    /// The round is over when so much was delivered.
+    round_ends: u64,
+    /// The best rate when it was last seen to grow, and the rounds since.
+    plateau: (u64, u32),
+    round_trip_least: Duration,
+    packet: u64,
+    silent: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Startup,
+    Drain,
+    /// The step of the cycle, and when it began.
+    Cruise(usize, Duration),
+}
+
+impl RateBased {
+    /// A controller for packets of so many bytes.
+    pub fn new(packet_bytes: usize) -> RateBased {
+        RateBased {
+            mode: Mode::Startup,
+            rates: VecDeque::new(),
+            round: 0,
+            round_ends: 0,
+            plateau: (0, 0),
+            round_trip_least: Duration::MAX,
+            packet: packet_bytes as u64,
+            silent: false,
+        }
+    }
+
+    fn rate(&self) -> Option<u64> {
+        self.rates.front().map(|(_, rate)| *rate)
+    }
+
+    /// What fits the path: rate by shortest round trip.
+    fn path_bytes(&self) -> Option<u64> {
+        let least = self.round_trip_least.max(ROUND_TRIP_LEAST);
+        self.rate().map(|rate| (rate as f64 * least.as_secs_f64()) as u64)
+    }
+
+    fn note_rate(&mut self, rate: u64, held_back: bool) {
+        while self.rates.front().is_some_and(|(round, _)| round + RATE_ROUNDS < self.round) {
+            self.rates.pop_front();
+        }
+        // A sender that had nothing to send shows less than the path can do.
+        if held_back && self.rate().is_some_and(|best| best > rate) {
+            return;
+        }
+        while self.rates.back().is_some_and(|(_, earlier)| *earlier <= rate) {
+            self.rates.pop_back();
+        }
+        self.rates.push_back((self.round, rate));
+    }
+
+    fn gain(&self) -> f64 {
+        match self.mode {
+            Mode::Startup => STARTUP_GAIN,
+            Mode::Drain => 1.0 / STARTUP_GAIN,
+            Mode::Cruise(step, _) => CYCLE[step],
+        }
+    }
+
+    fn at_end_of_round(&mut self, held_back: bool) {
+        if self.mode != Mode::Startup || held_back {
+            return;
+        }
+        let rate = self.rate().unwrap_or(0);
+        if rate as f64 >= self.plateau.0 as f64 * GROWTH {
+            self.plateau = (rate, 0);
+        } else {
+            self.plateau.1 += 1;
+        }
+        if self.plateau.1 >= PLATEAU_ROUNDS {
+            self.mode = Mode::Drain;
+        }
+    }
+
+    fn advance(&mut self, now: Duration, in_flight: u64) {
+        let path = self.path_bytes().unwrap_or(u64::MAX);
+        match self.mode {
+            Mode::Drain if in_flight <= path => self.mode = Mode::Cruise(CRUISE_FIRST, now),
+            Mode::Cruise(step, since) => {
+                let long_enough = now.saturating_sub(since) >= self.round_trip_least.max(ROUND_TRIP_LEAST);
+                // What the probe queued drains as soon as it is gone, not later.
+                let drained = CYCLE[step] < 1.0 && in_flight <= path;
+                if long_enough || drained {
+                    self.mode = Mode::Cruise((step + 1) % CYCLE.len(), now);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Controller for RateBased {
+    fn handle_delivery(&mut self, delivery: &Delivery) {
+        self.silent = false;
+        self.round_trip_least = delivery.round_trip_least;
+        let (before, before_at) = delivery.delivered_before;
+        let ended = before >= self.round_ends;
+        if ended {
+            self.round += 1;
+            self.round_ends = delivery.delivered;
+        }
+        // The slower of how fast they left and how fast they were acknowledged: acknowledgements that
+        // were held up somewhere come all at once, and say nothing about the path.
+        let arrived = delivery.now.saturating_sub(before_at);
+        let left = delivery.sent_at.saturating_sub(delivery.flight_began);
+        let interval = arrived.max(left);
+        if interval >= INTERVAL_LEAST {
+            let rate = (delivery.delivered - before) as f64 / interval.as_secs_f64();
+            self.note_rate(rate as u64, delivery.held_back);
+        }
+        if ended {
+            self.at_end_of_round(delivery.held_back);
+        }
+        self.advance(delivery.now, delivery.in_flight);
+    }
+
+    fn handle_loss(&mut self, _now: Duration, _bytes: u64) {
+        // The rate of arrival says it all.
+    }
+
+    fn handle_silence(&mut self, _now: Duration) {
+        self.silent = true;
+    }
+
+    fn window(&self) -> u64 {
+        let least = WINDOW_PACKETS_LEAST * self.packet;
+        if self.silent {
+            return least;
+        }
+        match self.path_bytes() {
+            // Twice the path: half of it covers acknowledgements that come late and in batches.
+            Some(path) => (path * 2 + WINDOW_PACKETS_SPARE * self.packet).max(least),
+            None => WINDOW_PACKETS_FIRST * self.packet,
+        }
+    }
+
+    fn pace(&self) -> Option<u64> {
+        self.rate().map(|rate| ((rate as f64 * self.gain()) as u64).max(PACE_LEAST))
+    }
+}
+
+/// 2 / ln 2: doubles the rate each round trip.
+const STARTUP_GAIN: f64 = 2.89;
+/// The rate must grow by so much in a round, or it has stopped growing.
+const GROWTH: f64 = 1.25;
+const PLATEAU_ROUNDS: u32 = 3;
+/// How long the best rate is remembered.
+const RATE_ROUNDS: u64 = 10;
+/// Probe up for a round trip, drain what that queued, cruise.
+const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+const CRUISE_FIRST: usize = 2;
+const WINDOW_PACKETS_LEAST: u64 = 4;
+const WINDOW_PACKETS_FIRST: u64 = 64;
+/// A batch of segments on each side, and an acknowledgement for each.
+const WINDOW_PACKETS_SPARE: u64 = 192;
+const PACE_LEAST: u64 = 64 << 10;
+/// Between two threads of one machine a round trip is measured shorter than a batch takes.
+const ROUND_TRIP_LEAST: Duration = Duration::from_micros(50);
+const INTERVAL_LEAST: Duration = Duration::from_micros(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path of so many bytes a second and such a delay, driven packet by packet; tells the rate that
+    /// arrives and the longest queue, in its second half.
+    fn drive(bytes_per_second: u64, delay: Duration, loss_every: Option<u64>, seconds: f64) -> (f64, u64) {
+        const PACKET: u64 = 1408;
+        let mut controller = RateBased::new(PACKET as usize);
+        let mut on_the_way: VecDeque<(Duration, Duration, (u64, Duration), bool)> = VecDeque::new();
+        let (mut now, mut delivered, mut delivered_at) = (Duration::ZERO, 0u64, Duration::ZERO);
+        let (mut free_at, mut next_send, mut sent, mut queue_max) = (Duration::ZERO, Duration::ZERO, 0u64, 0);
+        let (mut arrived_late, end) = (0u64, Duration::from_secs_f64(seconds));
+        while now < end {
+            let in_flight = on_the_way.len() as u64 * PACKET;
+            if in_flight + PACKET <= controller.window() && next_send <= now {
+                sent += 1;
+                let lost = loss_every.is_some_and(|every| sent.is_multiple_of(every));
+                let start = free_at.max(now);
+                free_at = start + Duration::from_secs_f64(PACKET as f64 / bytes_per_second as f64);
+                queue_max = queue_max.max((start - now).as_micros() as u64);
+                on_the_way.push_back((now, free_at + delay, (delivered, delivered_at), lost));
+                if let Some(pace) = controller.pace() {
+                    next_send = next_send.max(now) + Duration::from_secs_f64(PACKET as f64 / pace as f64);
+                }
+                continue;
+            }
+            let acknowledged = on_the_way.front().map(|packet| packet.1);
+            let step = match (acknowledged, in_flight + PACKET <= controller.window()) {
+                (Some(at), true) => at.min(next_send),
+                (Some(at), false) => at,
+                (None, _) => next_send,
+            };
+            now = now.max(step);
+            if acknowledged.is_some_and(|at| at <= now)
+                && let Some((sent_at, _, before, lost)) = on_the_way.pop_front()
+            {
+                if lost {
+                    controller.handle_loss(now, PACKET);
+                    continue;
+                }
+                (delivered, delivered_at) = (delivered + PACKET, now);
+                if now > end / 2 {
+                    arrived_late += PACKET;
+                }
+                controller.handle_delivery(&Delivery {
+                    now,
+                    bytes: PACKET,
+                    delivered,
+                    delivered_before: before,
+                    sent_at,
+                    flight_began: before.1,
+                    round_trip: now - sent_at,
+                    round_trip_least: delay + Duration::from_secs_f64(PACKET as f64 / bytes_per_second as f64),
+                    in_flight: on_the_way.len() as u64 * PACKET,
+                    held_back: false,
+                });
+            }
+        }
+        (arrived_late as f64 / (seconds / 2.0), queue_max)
+    }
+
+    #[test]
+    fn it_finds_the_rate_of_the_path() {
+        for (rate, delay_ms) in [(1_000_000u64, 20), (12_500_000, 10), (125_000_000, 1)] {
+            let (arrived, _) = drive(rate, Duration::from_millis(delay_ms), None, 3.0);
+            assert!(arrived > 0.85 * rate as f64, "{arrived} of {rate} bytes a second");
+        }
+    }
+
+    #[test]
+    fn one_per_cent_of_loss_costs_little() {
+        let rate = 12_500_000;
+        let (arrived, _) = drive(rate, Duration::from_millis(10), Some(100), 3.0);
+        assert!(arrived > 0.8 * rate as f64, "{arrived} of {rate} bytes a second");
+    }
+
+    #[test]
+    fn after_silence_only_little_is_let_go() {
+        let mut controller = RateBased::new(1408);
+        assert_eq!(controller.window(), WINDOW_PACKETS_FIRST * 1408);
+        controller.handle_silence(Duration::from_secs(1));
+        assert_eq!(controller.window(), WINDOW_PACKETS_LEAST * 1408);
+    }
+}

@@ -1,0 +1,415 @@
+//! An endpoint: one address, and the sessions that come and go there.
+//!
+//! ```text
+//!  connect ──▶ Greeting ── welcome ──▶ session          hello ──▶ half open ── first sealed packet ──▶ session
+//!                 │ hello again, less and less often                  │ few, short-lived
+//!                 └── out of patience ──▶ Failed                      └── out of patience ──▶ forgotten
+//! ```
+//!
+//! It is silent to whoever has the wrong key, and gives memory only to who has shown the right one: a
+//! half-open record is one of a few, and is gone after a moment.
+
+use crate::entropy::Entropy;
+use crate::handshake::{Initiator, Offer, respond};
+use crate::header::{Header, Kind};
+use crate::key::{Fingerprint, Keys};
+use crate::session::{Dropped, Event, Session, SessionConfig};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// What an endpoint may use, and how it behaves.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// Of each session.
+    pub session: SessionConfig,
+    /// Answers hellos.
+    pub listening: bool,
+    /// Sessions, at most.
+    pub sessions_max: usize,
+    /// Half-open sessions, at most; each takes about four kilobytes.
+    pub half_open_max: usize,
+    /// How long one is kept: longer than a peer is patient, so that no welcome comes too late.
+    pub half_open_for: Duration,
+    /// How long a hello is repeated before connecting has failed.
+    pub patience: Duration,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> EndpointConfig {
+        EndpointConfig {
+            session: SessionConfig::default(),
+            listening: false,
+            sessions_max: 1024,
+            half_open_max: 64,
+            half_open_for: Duration::from_secs(6),
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why a session did not come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody answered.
+    #[error(
+        "no answer from {to} within {after:?}: nothing listens there, UDP is blocked on the way, or the keys differ (ours: {})",
+        key_name(fingerprint)
+    )]
+    NoAnswer {
+        /// Who was asked.
+        to: SocketAddr,
+        /// For how long.
+        after: Duration,
+        /// Which key was used; none in the insecure form.
+        fingerprint: Option<Fingerprint>,
+    },
+    /// There are too many sessions.
+    #[error("{limit} sessions are open already")]
+    TooMany {
+        /// The limit in force.
+        limit: usize,
+    },
+    /// The hello could not be made.
+    #[error("the handshake could not begin")]
+    Handshake,
+}
+
+fn key_name(fingerprint: &Option<Fingerprint>) -> String {
+    fingerprint.as_ref().map_or("none".to_string(), ToString::to_string)
+}
+
+/// What has happened at an endpoint.
+#[derive(Debug)]
+pub enum EndpointEvent<S, T> {
+    /// A session that this side asked for is there.
+    Connected(u32),
+    /// It will not be.
+    Failed(u32, ConnectError),
+    /// A peer's session is there.
+    Accepted(u32, SocketAddr),
+    /// Something happened in a session.
+    Session(u32, Event<S, T>),
+}
+
+/// What an endpoint has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointStats {
+    /// Packets that are none of ours: too short, of another version, of no session.
+    pub strangers: u64,
+    /// Hellos that were not answered: wrong key, damaged, or nobody listens.
+    pub unanswered: u64,
+    /// Hellos that found no room.
+    pub turned_away: u64,
+    /// Packets that a session dropped.
+    pub dropped: u64,
+}
+
+#[derive(Debug)]
+struct Greeting {
+    initiator: Initiator,
+    hello: Vec<u8>,
+    to: SocketAddr,
+    began: Duration,
+    again_at: Duration,
+    interval: Duration,
+    due: bool,
+}
+
+#[derive(Debug)]
+struct HalfOpen<S, T> {
+    session: Session<S, T>,
+    from: SocketAddr,
+    since: Duration,
+    /// What tells its hello from others: the first bytes behind the header are fresh each time.
+    hello: [u8; HELLO_MARK],
+    welcome: Vec<u8>,
+    due: bool,
+}
+
+#[derive(Debug)]
+struct Open<S, T> {
+    session: Session<S, T>,
+    peer: SocketAddr,
+}
+
+/// One address and its sessions.
+#[derive(Debug)]
+pub struct Endpoint<S, T> {
+    keys: Keys,
+    config: EndpointConfig,
+    incarnation: u64,
+    next_number: u32,
+    greetings: BTreeMap<u32, Greeting>,
+    half_open: VecDeque<HalfOpen<S, T>>,
+    sessions: BTreeMap<u32, Open<S, T>>,
+    /// Sessions, each in turn.
+    turns: VecDeque<u32>,
+    events: VecDeque<EndpointEvent<S, T>>,
+    stats: EndpointStats,
+}
+
+impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
+    /// An endpoint with these keys; none makes it insecure.
+    pub fn new(keys: Keys, config: EndpointConfig, entropy: &mut dyn Entropy) -> Endpoint<S, T> {
+        let mut bytes = [0; 12];
+        entropy.fill(&mut bytes);
+        let (number, incarnation) = bytes.split_at(4);
+        Endpoint {
+            keys,
+            config,
+            incarnation: u64::from_le_bytes(std::array::from_fn(|at| incarnation[at])),
+            // Numbers of an earlier life are not taken for this one's.
+            next_number: u32::from_le_bytes(std::array::from_fn(|at| number[at])),
+            greetings: BTreeMap::new(),
+            half_open: VecDeque::new(),
+            sessions: BTreeMap::new(),
+            turns: VecDeque::new(),
+            events: VecDeque::new(),
+            stats: EndpointStats::default(),
+        }
+    }
+
+    /// Changes the keys while sessions go on: new sessions use the newest, peers may use either.
+    pub fn set_keys(&mut self, keys: Keys) {
+        self.keys = keys;
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> EndpointStats {
+        self.stats
+    }
+
+    /// A session of this endpoint.
+    pub fn session(&mut self, number: u32) -> Option<&mut Session<S, T>> {
+        self.sessions.get_mut(&number).map(|open| &mut open.session)
+    }
+
+    /// Where the peer of a session is.
+    pub fn peer(&self, number: u32) -> Option<SocketAddr> {
+        self.sessions.get(&number).map(|open| open.peer)
+    }
+
+    /// Half-open sessions and those that are being asked for.
+    pub fn pending(&self) -> usize {
+        self.half_open.len() + self.greetings.len()
+    }
+
+    fn number(&mut self) -> u32 {
+        loop {
+            self.next_number = self.next_number.wrapping_add(1);
+            let number = self.next_number;
+            let half_open = self.half_open.iter().any(|half| half.session.number() == number);
+            if number != 0
+                && !half_open
+                && !self.sessions.contains_key(&number)
+                && !self.greetings.contains_key(&number)
+            {
+                return number;
+            }
+        }
+    }
+
+    fn offer(&self, session: u32) -> Offer {
+        Offer {
+            session,
+            message_bytes_max: self.config.session.message_bytes_max,
+            death_ms: self.config.session.death.as_millis().min(u128::from(u32::MAX)) as u32,
+            incarnation: self.incarnation,
+        }
+    }
+
+    /// Asks for a session; its number. An event tells how it ended.
+    pub fn connect(&mut self, now: Duration, to: SocketAddr, entropy: &mut dyn Entropy) -> Result<u32, ConnectError> {
+        if self.sessions.len() + self.greetings.len() >= self.config.sessions_max {
+            return Err(ConnectError::TooMany { limit: self.config.sessions_max });
+        }
+        let number = self.number();
+        let made = Initiator::new(self.keys.newest(), self.offer(number), entropy);
+        let (initiator, hello) = made.map_err(|_| ConnectError::Handshake)?;
+        let interval = HELLO_INTERVAL;
+        let greeting = Greeting { initiator, hello, to, began: now, again_at: now + interval, interval, due: true };
+        self.greetings.insert(number, greeting);
+        Ok(number)
+    }
+
+    /// Forgets a session that has ended.
+    pub fn forget(&mut self, number: u32) {
+        self.sessions.remove(&number);
+        self.turns.retain(|turn| *turn != number);
+    }
+
+    /// A packet has come from `from`.
+    pub fn handle_packet(&mut self, now: Duration, from: SocketAddr, packet: &[u8], entropy: &mut dyn Entropy) {
+        let Ok(header) = Header::parse(packet) else {
+            self.stats.strangers += 1;
+            return;
+        };
+        match header.kind {
+            Kind::Hello => self.handle_hello(now, from, packet, entropy),
+            Kind::Welcome => self.handle_welcome(now, from, header.session, packet),
+            _ => self.handle_sealed(now, from, header.session, packet),
+        }
+    }
+
+    fn handle_hello(&mut self, now: Duration, from: SocketAddr, packet: &[u8], entropy: &mut dyn Entropy) {
+        self.forget_stale(now);
+        let Some(mark) = packet.get(Header::BYTES..).and_then(|bytes| bytes.first_chunk::<HELLO_MARK>()) else {
+            self.stats.unanswered += 1;
+            return;
+        };
+        if let Some(half) = self.half_open.iter_mut().find(|half| half.hello == *mark && half.from == from) {
+            half.due = true;
+            return;
+        }
+        if !self.config.listening {
+            self.stats.unanswered += 1;
+            return;
+        }
+        if self.half_open.len() >= self.config.half_open_max || self.sessions.len() >= self.config.sessions_max {
+            self.stats.turned_away += 1;
+            return;
+        }
+        let number = self.number();
+        match respond(&self.keys, packet, self.offer(number), entropy) {
+            Ok((established, welcome)) => {
+                let session = Session::new(established, number, self.config.session.clone(), now);
+                self.half_open.push_back(HalfOpen { session, from, since: now, hello: *mark, welcome, due: true });
+            }
+            // Silence: whoever it was learns nothing.
+            Err(_) => self.stats.unanswered += 1,
+        }
+    }
+
+    fn handle_welcome(&mut self, now: Duration, from: SocketAddr, number: u32, packet: &[u8]) {
+        let Some(greeting) = self.greetings.remove(&number) else {
+            self.stats.strangers += 1;
+            return;
+        };
+        let Greeting { initiator, hello, to, began, again_at, interval, due } = greeting;
+        match initiator.handle_welcome(packet) {
+            Ok(established) => {
+                let mut session = Session::new(established, number, self.config.session.clone(), now);
+                // The other side gives memory when it sees something sealed.
+                session.ask();
+                self.sessions.insert(number, Open { session, peer: from });
+                self.turns.push_back(number);
+                self.events.push_back(EndpointEvent::Connected(number));
+            }
+            Err((initiator, _)) => {
+                self.stats.strangers += 1;
+                self.greetings.insert(number, Greeting { initiator, hello, to, began, again_at, interval, due });
+            }
+        }
+    }
+
+    fn handle_sealed(&mut self, now: Duration, from: SocketAddr, number: u32, packet: &[u8]) {
+        if let Some(open) = self.sessions.get_mut(&number) {
+            match open.session.handle_packet(now, packet) {
+                // It is authentic, so its sender is where it came from.
+                Ok(()) | Err(Dropped::NoPlace) => open.peer = from,
+                Err(_) => self.stats.dropped += 1,
+            }
+            return;
+        }
+        let Some(position) = self.half_open.iter().position(|half| half.session.number() == number) else {
+            self.stats.strangers += 1;
+            return;
+        };
+        let authentic =
+            matches!(self.half_open[position].session.handle_packet(now, packet), Ok(()) | Err(Dropped::NoPlace));
+        if !authentic {
+            self.stats.dropped += 1;
+            return;
+        }
+        if let Some(half) = self.half_open.remove(position) {
+            self.sessions.insert(number, Open { session: half.session, peer: from });
+            self.turns.push_back(number);
+            self.events.push_back(EndpointEvent::Accepted(number, from));
+        }
+    }
+
+    fn forget_stale(&mut self, now: Duration) {
+        let keep = self.config.half_open_for;
+        self.half_open.retain(|half| now.saturating_sub(half.since) < keep);
+    }
+
+    /// Appends packets to `out`: where they go, and their length (the last may be shorter).
+    pub fn poll_transmit(&mut self, now: Duration, segments: usize, out: &mut Vec<u8>) -> Option<(SocketAddr, usize)> {
+        for greeting in self.greetings.values_mut() {
+            if std::mem::take(&mut greeting.due) {
+                out.extend_from_slice(&greeting.hello);
+                return Some((greeting.to, greeting.hello.len()));
+            }
+        }
+        for half in &mut self.half_open {
+            if std::mem::take(&mut half.due) {
+                out.extend_from_slice(&half.welcome);
+                return Some((half.from, half.welcome.len()));
+            }
+        }
+        for _ in 0..self.turns.len() {
+            self.turns.rotate_left(1);
+            let number = *self.turns.back()?;
+            let Some(open) = self.sessions.get_mut(&number) else { continue };
+            if let Some(segment) = open.session.poll_transmit(now, segments, out) {
+                return Some((open.peer, segment));
+            }
+        }
+        None
+    }
+
+    /// When [`Endpoint::handle_timeout`] is to be called next.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        let greetings = self.greetings.values().map(|greeting| greeting.again_at);
+        let half_open = self.half_open.iter().map(|half| half.since + self.config.half_open_for);
+        let sessions = self.sessions.values().filter_map(|open| open.session.poll_timeout());
+        greetings.chain(half_open).chain(sessions).min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        self.forget_stale(now);
+        let mut failed = Vec::new();
+        for (number, greeting) in &mut self.greetings {
+            if greeting.again_at > now {
+                continue;
+            }
+            if now.saturating_sub(greeting.began) >= self.config.patience {
+                failed.push((*number, greeting.to));
+            } else {
+                greeting.due = true;
+                greeting.interval = (greeting.interval * 2).min(HELLO_INTERVAL_MAX);
+                greeting.again_at = (now + greeting.interval).min(greeting.began + self.config.patience).max(now);
+            }
+        }
+        let fingerprint = self.keys.newest().map(|key| key.fingerprint());
+        for (number, to) in failed {
+            self.greetings.remove(&number);
+            let error = ConnectError::NoAnswer { to, after: self.config.patience, fingerprint };
+            self.events.push_back(EndpointEvent::Failed(number, error));
+        }
+        for open in self.sessions.values_mut() {
+            if open.session.poll_timeout().is_some_and(|at| at <= now) {
+                open.session.handle_timeout(now);
+            }
+        }
+    }
+
+    /// The next thing that happened.
+    pub fn poll_event(&mut self) -> Option<EndpointEvent<S, T>> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        let mut sessions = self.sessions.iter_mut();
+        sessions
+            .find_map(|(number, open)| open.session.poll_event().map(|event| EndpointEvent::Session(*number, event)))
+    }
+}
+
+const HELLO_MARK: usize = 32;
+const HELLO_INTERVAL: Duration = Duration::from_millis(100);
+const HELLO_INTERVAL_MAX: Duration = Duration::from_millis(300);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,264 @@
+use super::*;
+use crate::entropy::SeededEntropy;
+use crate::message::{Incoming, Outgoing};
+use crate::session::{Assurance, Ending};
+use crate::{ClusterKey, HELLO_BYTES};
+
+type End = Endpoint<Vec<u8>, Vec<u8>>;
+
+fn key(byte: u8) -> ClusterKey {
+    ClusterKey::from_random([byte; 32])
+}
+
+fn address(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+/// Endpoints, each at the port of its place, and packets that take a millisecond.
+struct Net {
+    ends: Vec<End>,
+    entropy: SeededEntropy,
+    now: Duration,
+    on_the_way: VecDeque<(Duration, SocketAddr, SocketAddr, Vec<u8>)>,
+    events: Vec<Vec<EndpointEvent<Vec<u8>, Vec<u8>>>>,
+    /// Packets to be lost, of those sent next.
+    lose: usize,
+    sent: Vec<usize>,
+}
+
+impl Net {
+    fn new(keys: Vec<(Keys, bool)>) -> Net {
+        let mut entropy = SeededEntropy::new(1);
+        let make = |(keys, listening)| {
+            let config = EndpointConfig { listening, half_open_max: 4, ..EndpointConfig::default() };
+            End::new(keys, config, &mut entropy)
+        };
+        let ends: Vec<End> = keys.into_iter().map(make).collect();
+        let (events, sent) = (ends.iter().map(|_| Vec::new()).collect(), vec![0; ends.len()]);
+        Net { ends, entropy, now: Duration::ZERO, on_the_way: VecDeque::new(), events, lose: 0, sent }
+    }
+
+    fn connect(&mut self, from: usize, to: usize) -> u32 {
+        self.ends[from].connect(self.now, address(to as u16), &mut self.entropy).unwrap()
+    }
+
+    fn pump(&mut self) {
+        for from in 0..self.ends.len() {
+            let mut out = Vec::new();
+            while let Some((to, segment)) = self.ends[from].poll_transmit(self.now, 8, &mut out) {
+                for packet in std::mem::take(&mut out).chunks(segment) {
+                    self.sent[from] += 1;
+                    if self.lose > 0 {
+                        self.lose -= 1;
+                        continue;
+                    }
+                    let at = self.now + Duration::from_millis(1);
+                    self.on_the_way.push_back((at, address(from as u16), to, packet.to_vec()));
+                }
+            }
+            while let Some(event) = self.ends[from].poll_event() {
+                self.events[from].push(event);
+            }
+        }
+    }
+
+    fn run(&mut self, for_ms: u64) {
+        let until = self.now + Duration::from_millis(for_ms);
+        loop {
+            self.pump();
+            let arrival = self.on_the_way.front().map(|packet| packet.0);
+            let timeout = self.ends.iter().filter_map(End::poll_timeout).min();
+            let Some(next) = [arrival, timeout].into_iter().flatten().min().filter(|next| *next <= until) else {
+                break;
+            };
+            self.now = self.now.max(next);
+            while self.on_the_way.front().is_some_and(|packet| packet.0 <= self.now) {
+                let Some((_, from, to, packet)) = self.on_the_way.pop_front() else { break };
+                if let Some(end) = self.ends.get_mut(usize::from(to.port())) {
+                    end.handle_packet(self.now, from, &packet, &mut self.entropy);
+                }
+            }
+            for end in &mut self.ends {
+                if end.poll_timeout().is_some_and(|at| at <= self.now) {
+                    end.handle_timeout(self.now);
+                }
+            }
+        }
+        self.now = until;
+        self.pump();
+    }
+
+    fn accepted(&self, end: usize) -> Vec<u32> {
+        let number = |event: &EndpointEvent<_, _>| match event {
+            EndpointEvent::Accepted(number, _) => Some(*number),
+            _ => None,
+        };
+        self.events[end].iter().filter_map(number).collect()
+    }
+
+    fn failure(&self, end: usize) -> Option<String> {
+        self.events[end].iter().find_map(|event| match event {
+            EndpointEvent::Failed(_, error) => Some(error.to_string()),
+            _ => None,
+        })
+    }
+}
+
+fn carry_a_message(net: &mut Net, ours: u32, theirs: u32) {
+    for (end, number) in [(0, ours), (1, theirs)] {
+        net.ends[end].session(number).unwrap().open_vi(1, 1, Assurance::Reliable).unwrap();
+    }
+    let receive = Incoming { token: 1, target: Some(vec![0; 4000]) };
+    net.ends[1].session(theirs).unwrap().post_receive(1, receive).unwrap();
+    let payload = Some(vec![5; 4000]);
+    let message = Outgoing { token: 2, control: vec![], immediate: 0, payload_token: None, payload };
+    net.ends[0].session(ours).unwrap().post_send(1, message).unwrap();
+    net.run(100);
+    let arrived = net.events[1].iter().any(|event| {
+        matches!(event, EndpointEvent::Session(number, Event::Received { target: Some(target), status: Ok(()), .. })
+            if *number == theirs && target == &vec![5; 4000])
+    });
+    assert!(arrived, "{:?}", net.events[1]);
+}
+
+#[test]
+fn two_with_one_key_meet_and_talk() {
+    for keys in [[Keys::new(key(1)), Keys::new(key(1))], [Keys::insecure(), Keys::insecure()]] {
+        let [ours, theirs] = keys;
+        let mut net = Net::new(vec![(ours, false), (theirs, true)]);
+        let number = net.connect(0, 1);
+        net.run(50);
+        assert!(matches!(net.events[0][0], EndpointEvent::Connected(connected) if connected == number));
+        let accepted = net.accepted(1);
+        assert_eq!((accepted.len(), net.ends[1].peer(accepted[0])), (1, Some(address(0))));
+        carry_a_message(&mut net, number, accepted[0]);
+        assert_eq!(net.ends[1].pending(), 0);
+    }
+}
+
+#[test]
+fn a_wrong_key_meets_silence_and_a_time_out_that_names_the_causes() {
+    for (ours, theirs) in [
+        (Keys::new(key(1)), Keys::new(key(2))),
+        (Keys::insecure(), Keys::new(key(2))),
+        (Keys::new(key(1)), Keys::insecure()),
+    ] {
+        let fingerprint = ours.newest().map(|key| key.fingerprint().to_string());
+        let mut net = Net::new(vec![(ours, false), (theirs, true)]);
+        net.connect(0, 1);
+        net.run(6_000);
+        assert_eq!((net.sent[1], net.accepted(1).len(), net.ends[1].pending()), (0, 0, 0), "silence");
+        assert!(net.ends[1].stats().unanswered > 1, "{:?}", net.ends[1].stats());
+        let failure = net.failure(0).expect("it failed");
+        for cause in ["nothing listens", "UDP is blocked", "keys differ"] {
+            assert!(failure.contains(cause), "{failure}");
+        }
+        assert!(failure.contains(&fingerprint.unwrap_or("none".into())), "{failure}");
+        assert!(net.sent[0] < 25, "{} hellos", net.sent[0]);
+    }
+}
+
+#[test]
+fn while_the_key_is_changed_both_are_accepted() {
+    let both = Keys::new(key(2)).with_older(key(1));
+    let mut net = Net::new(vec![(Keys::new(key(1)), false), (both, true), (Keys::new(key(2)), false)]);
+    net.connect(0, 1);
+    net.connect(2, 1);
+    net.run(100);
+    assert_eq!(net.accepted(1).len(), 2);
+    // Afterwards only the new one; sessions that are there go on.
+    net.ends[1].set_keys(Keys::new(key(2)));
+    let late = net.connect(0, 1);
+    net.run(6_000);
+    assert_eq!(net.accepted(1).len(), 2);
+    assert!(net.failure(0).is_some() && net.ends[0].session(late).is_none());
+    let alive = net.ends[1].sessions.values().filter(|open| open.session.ended().is_none()).count();
+    assert_eq!(alive, 2);
+}
+
+#[test]
+fn lost_hellos_and_welcomes_are_made_good() {
+    for lose in 1..4 {
+        let mut net = Net::new(vec![(Keys::new(key(1)), false), (Keys::new(key(1)), true)]);
+        net.lose = lose;
+        net.connect(0, 1);
+        net.run(2_500);
+        assert_eq!(net.accepted(1).len(), 1, "{lose} lost");
+    }
+}
+
+#[test]
+fn nobody_is_answered_who_is_not_listened_for() {
+    let mut net = Net::new(vec![(Keys::new(key(1)), false), (Keys::new(key(1)), false)]);
+    net.connect(0, 1);
+    net.run(6_000);
+    assert_eq!((net.sent[1], net.ends[1].pending()), (0, 0));
+    assert!(net.failure(0).is_some());
+}
+
+#[test]
+fn a_flood_of_half_open_sessions_is_bounded_and_passes() {
+    let mut net = Net::new(vec![(Keys::new(key(1)), false), (Keys::new(key(1)), true)]);
+    // Hellos by somebody who has the key and never goes on, from many places.
+    for port in 100..200 {
+        let offer = Offer { session: 9, message_bytes_max: 1, death_ms: 1, incarnation: 1 };
+        let (_, hello) = Initiator::new(Some(&key(1)), offer, &mut net.entropy).unwrap();
+        for _ in 0..3 {
+            net.ends[1].handle_packet(net.now, address(port), &hello, &mut net.entropy);
+        }
+        assert!(net.ends[1].pending() <= 4);
+    }
+    assert_eq!((net.ends[1].pending(), net.ends[1].stats().turned_away), (4, 288));
+    net.run(6_100);
+    net.connect(0, 1);
+    net.run(100);
+    assert_eq!(net.accepted(1).len(), 1);
+}
+
+#[test]
+fn what_is_no_packet_of_ours_is_counted_and_never_answered() {
+    let mut net = Net::new(vec![(Keys::new(key(1)), false), (Keys::new(key(1)), true)]);
+    let number = net.connect(0, 1);
+    net.run(50);
+    let sent = net.sent[1];
+    let mut random = SeededEntropy::new(3);
+    for length in (0..1500).chain([HELLO_BYTES; 200]) {
+        let mut packet = vec![0; length];
+        random.fill(&mut packet);
+        if length >= Header::BYTES {
+            // As near to a real one as can be made without the key.
+            let mut header = Header::new([Kind::Hello, Kind::Welcome, Kind::Data, Kind::Ack, Kind::Close][length % 5]);
+            (header.session, header.number) =
+                (if length % 2 == 0 { number } else { net.accepted(1)[0] }, length as u64);
+            header.length = if header.kind == Kind::Hello { 96 } else { (length - Header::BYTES) as u16 };
+            let tag: Vec<u8> = packet[48..64].to_vec();
+            header.write(&mut packet);
+            packet[48..64].copy_from_slice(&tag);
+        }
+        for end in 0..2 {
+            let (now, entropy) = (net.now, &mut net.entropy);
+            net.ends[end].handle_packet(now, address(77), &packet, entropy);
+        }
+    }
+    net.pump();
+    assert_eq!(net.sent[1], sent, "nobody was answered");
+    let accepted = net.accepted(1)[0];
+    assert_eq!(net.ends[1].peer(accepted), Some(address(0)), "and nobody was taken for the peer");
+    carry_a_message(&mut net, number, accepted);
+}
+
+#[test]
+fn a_peer_that_closes_is_told_of_and_a_session_can_be_forgotten() {
+    let mut net = Net::new(vec![(Keys::new(key(1)), false), (Keys::new(key(1)), true)]);
+    let number = net.connect(0, 1);
+    net.run(50);
+    let accepted = net.accepted(1)[0];
+    net.ends[0].session(number).unwrap().close();
+    net.run(500);
+    let ended = |events: &[EndpointEvent<_, _>], ending| {
+        events.iter().any(|event| matches!(event, EndpointEvent::Session(_, Event::Ended(with)) if *with == ending))
+    };
+    assert!(ended(&net.events[0], Ending::Closed) && ended(&net.events[1], Ending::PeerClosed));
+    net.ends[1].forget(accepted);
+    assert!(net.ends[1].session(accepted).is_none() && net.ends[1].poll_timeout().is_none());
+}

@@ -1,0 +1,269 @@
+//! Messages on their way out and in: how they are cut into packets, and put together again.
+//!
+//! The first packet of a message begins with a preface: total length, immediate data, the payload token
+//! if there is one, the control bytes. Every other packet is nothing but payload. All packets but the
+//! last are full, so packet `index` of a message always carries the same bytes, however often it is sent.
+
+use crate::ranges::Ranges;
+use std::collections::{BTreeMap, VecDeque};
+
+/// A message to be sent.
+#[derive(Debug)]
+pub struct Outgoing<S> {
+    /// The sender's own mark; it comes back with the completion.
+    pub token: u64,
+    /// Up to 128 bytes beside the payload.
+    pub control: Vec<u8>,
+    /// 32 bits of immediate data.
+    pub immediate: u32,
+    /// Where the receiver is to put it, if not in the next receive.
+    pub payload_token: Option<u64>,
+    /// The payload.
+    pub payload: Option<S>,
+}
+
+/// A place for a message.
+#[derive(Debug)]
+pub struct Incoming<T> {
+    /// The receiver's own mark.
+    pub token: u64,
+    /// Where the payload goes.
+    pub target: Option<T>,
+}
+
+/// What stands before the payload in the first packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Preface {
+    pub total: u32,
+    pub immediate: u32,
+    pub payload_token: Option<u64>,
+    pub control: Vec<u8>,
+}
+
+impl Preface {
+    pub(crate) fn bytes(&self) -> usize {
+        8 + if self.payload_token.is_some() { 8 } else { 0 } + self.control.len()
+    }
+
+    pub(crate) fn write(&self, into: &mut Vec<u8>) {
+        into.extend_from_slice(&self.total.to_le_bytes());
+        into.extend_from_slice(&self.immediate.to_le_bytes());
+        if let Some(token) = self.payload_token {
+            into.extend_from_slice(&token.to_le_bytes());
+        }
+        into.extend_from_slice(&self.control);
+    }
+
+    /// Reads it from the payload of a first packet; `None` if that is too short.
+    pub(crate) fn parse(payload: &[u8], has_token: bool, control: usize) -> Option<(Preface, &[u8])> {
+        let (total, rest) = payload.split_first_chunk::<4>()?;
+        let (immediate, rest) = rest.split_first_chunk::<4>()?;
+        let (payload_token, rest) = match has_token {
+            true => rest.split_first_chunk::<8>().map(|(token, rest)| (Some(u64::from_le_bytes(*token)), rest))?,
+            false => (None, rest),
+        };
+        let (control, data) = rest.split_at_checked(control)?;
+        let (total, immediate) = (u32::from_le_bytes(*total), u32::from_le_bytes(*immediate));
+        Some((Preface { total, immediate, payload_token, control: control.to_vec() }, data))
+    }
+}
+
+/// A message that is being sent.
+#[derive(Debug)]
+pub(crate) struct OutMessage<S> {
+    pub token: u64,
+    pub preface: Preface,
+    pub payload: Option<S>,
+    /// The number of the receive that it fills.
+    pub receive: u32,
+    segment: usize,
+    packets: u32,
+    /// The next packet that was never sent.
+    pub next: u32,
+    arrived: Vec<u64>,
+    awaited: u32,
+}
+
+impl<S: AsRef<[u8]>> OutMessage<S> {
+    /// Cuts a message into packets of up to `segment` bytes behind the header.
+    pub(crate) fn new(message: Outgoing<S>, receive: u32, segment: usize) -> OutMessage<S> {
+        let total = message.payload.as_ref().map_or(0, |payload| payload.as_ref().len());
+        let Outgoing { token, control, immediate, payload_token, payload } = message;
+        let preface = Preface { total: total as u32, immediate, payload_token, control };
+        let first = (segment - preface.bytes()).min(total);
+        let packets = 1 + (total - first).div_ceil(segment) as u32;
+        let arrived = vec![0; packets.div_ceil(64) as usize];
+        OutMessage { token, preface, payload, receive, segment, packets, next: 0, arrived, awaited: packets }
+    }
+
+    pub(crate) fn all_sent(&self) -> bool {
+        self.next == self.packets
+    }
+
+    pub(crate) fn all_arrived(&self) -> bool {
+        self.awaited == 0
+    }
+
+    pub(crate) fn has_arrived(&self, index: u32) -> bool {
+        self.arrived[(index / 64) as usize] & 1 << (index % 64) != 0
+    }
+
+    pub(crate) fn note_arrived(&mut self, index: u32) {
+        if !self.has_arrived(index) {
+            self.arrived[(index / 64) as usize] |= 1 << (index % 64);
+            self.awaited -= 1;
+        }
+    }
+
+    pub(crate) fn is_last(&self, index: u32) -> bool {
+        index + 1 == self.packets
+    }
+
+    /// Writes the payload of packet `index`; tells its offset in the message.
+    pub(crate) fn write(&self, index: u32, into: &mut Vec<u8>) -> u32 {
+        let bytes = self.payload.as_ref().map_or(&[][..], |payload| payload.as_ref());
+        let first = (self.segment - self.preface.bytes()).min(bytes.len());
+        if index == 0 {
+            self.preface.write(into);
+            into.extend_from_slice(&bytes[..first]);
+            return 0;
+        }
+        let from = first + (index - 1) as usize * self.segment;
+        into.extend_from_slice(&bytes[from..bytes.len().min(from + self.segment)]);
+        from as u32
+    }
+}
+
+/// A message that is arriving.
+#[derive(Debug)]
+pub(crate) struct InMessage<T> {
+    /// Where it lands; `None` drops it, since nobody expects it any more.
+    pub place: Option<Incoming<T>>,
+    pub preface: Option<Preface>,
+    pub landed: Ranges,
+    /// It is longer than its place.
+    pub too_long: bool,
+}
+
+impl<T> InMessage<T> {
+    pub(crate) fn new(place: Option<Incoming<T>>) -> InMessage<T> {
+        InMessage { place, preface: None, landed: Ranges::new(), too_long: false }
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.preface.as_ref().is_some_and(|preface| self.landed.contains(&(0..u64::from(preface.total))))
+    }
+}
+
+/// Receives that were posted, by number; they are taken in any order.
+#[derive(Debug)]
+pub(crate) struct Places<T> {
+    posted: VecDeque<Option<Incoming<T>>>,
+    first: u32,
+    pub expected: BTreeMap<u64, Incoming<T>>,
+}
+
+impl<T> Places<T> {
+    pub(crate) fn new() -> Places<T> {
+        Places { posted: VecDeque::new(), first: 0, expected: BTreeMap::new() }
+    }
+
+    pub(crate) fn post(&mut self, place: Incoming<T>) {
+        self.posted.push_back(Some(place));
+    }
+
+    /// The number that the next receive to be posted will have: senders may fill all below.
+    pub(crate) fn credit(&self) -> u32 {
+        self.first.wrapping_add(self.posted.len() as u32)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.posted.len()
+    }
+
+    pub(crate) fn peek(&mut self, number: u32) -> Option<&mut Incoming<T>> {
+        self.posted.get_mut(number.wrapping_sub(self.first) as usize)?.as_mut()
+    }
+
+    pub(crate) fn take(&mut self, number: u32) -> Option<Incoming<T>> {
+        let place = self.posted.get_mut(number.wrapping_sub(self.first) as usize)?.take();
+        while matches!(self.posted.front(), Some(None)) {
+            self.posted.pop_front();
+            self.first = self.first.wrapping_add(1);
+        }
+        place
+    }
+
+    /// A place that was taken and not used: it comes first again.
+    pub(crate) fn give_back(&mut self, place: Incoming<T>) {
+        self.first = self.first.wrapping_sub(1);
+        self.posted.push_front(Some(place));
+    }
+
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Incoming<T>> {
+        let expected = std::mem::take(&mut self.expected);
+        self.posted.drain(..).flatten().chain(expected.into_values())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn packets_of_a_message_put_together_are_the_message(
+            payload in prop::collection::vec(any::<u8>(), 0..5000),
+            control in prop::collection::vec(any::<u8>(), 0..=128),
+            immediate: u32,
+            payload_token: Option<u64>,
+            segment in 200usize..1500,
+        ) {
+            let outgoing = Outgoing { token: 1, control: control.clone(), immediate, payload_token, payload: Some(payload.clone()) };
+            let message = OutMessage::new(outgoing, 0, segment);
+            let mut got = vec![0; payload.len()];
+            let mut landed = Ranges::new();
+            // In any order; here backwards.
+            for index in (0..message.packets).rev() {
+                let mut bytes = Vec::new();
+                let offset = message.write(index, &mut bytes) as usize;
+                prop_assert!(bytes.len() <= segment && (bytes.len() == segment || message.is_last(index)));
+                let data = match index {
+                    0 => {
+                        let (preface, data) = Preface::parse(&bytes, payload_token.is_some(), control.len()).unwrap();
+                        prop_assert_eq!(preface, message.preface.clone());
+                        data
+                    }
+                    _ => &bytes[..],
+                };
+                got[offset..offset + data.len()].copy_from_slice(data);
+                prop_assert!(landed.is_free(&(offset as u64..(offset + data.len()) as u64)));
+                landed.insert(offset as u64..(offset + data.len()) as u64, usize::MAX);
+            }
+            prop_assert!(landed.contains(&(0..payload.len() as u64)));
+            prop_assert_eq!(got, payload);
+        }
+
+        #[test]
+        fn a_preface_that_is_cut_short_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..20), token: bool, control in 0usize..129) {
+            let needed = 8 + if token { 8 } else { 0 } + control;
+            prop_assert_eq!(Preface::parse(&bytes, token, control).is_some(), bytes.len() >= needed);
+        }
+    }
+
+    #[test]
+    fn receives_are_taken_in_any_order_and_credit_only_grows() {
+        let mut places = Places::<Vec<u8>>::new();
+        (0..4).for_each(|token| places.post(Incoming { token, target: None }));
+        assert_eq!(places.credit(), 4);
+        assert_eq!(places.take(2).unwrap().token, 2);
+        assert!(places.take(2).is_none() && places.take(9).is_none() && places.peek(2).is_none());
+        assert_eq!(places.take(0).unwrap().token, 0);
+        assert_eq!((places.credit(), places.len()), (4, 3));
+        assert_eq!(places.take(1).unwrap().token, 1);
+        assert_eq!((places.credit(), places.len()), (4, 1));
+        places.post(Incoming { token: 9, target: None });
+        assert_eq!((places.credit(), places.take(4).unwrap().token), (5, 9));
+    }
+}

@@ -1,0 +1,562 @@
+//! Sealing and opening packets, and changing keys without a stall.
+//!
+//! Each direction has a chain of secrets; a secret gives one AES-128-GCM key, one IV, and the next
+//! secret. The nonce is the IV xor the packet number, and packet numbers never repeat or restart,
+//! so no nonce is used twice [W-13]. The phase bit of a packet is the parity of its key's place in
+//! the chain.
+//!
+//! ```text
+//! sender                                        receiver
+//!   key n  --- packets, phase n mod 2 ------->    previous n-1 | current n | next n+1
+//!   `change_after` packets sealed, and                 |
+//!   something under key n acknowledged                 |  a packet under next verifies:
+//!   key n+1 -- packets, phase n+1 mod 2 ----->    previous n   | current n+1 | next n+2
+//! ```
+//!
+//! The sender never gets two keys ahead of the receiver, since the acknowledgement of a packet
+//! under key n shows that the receiver holds key n+1 [W-18].
+
+use crate::header::{FLAGS_AT, Header, HeaderFlags, Malformed, TAG_AT, TAG_BYTES, word64};
+use crate::replay::ReplayWindow;
+use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use aws_lc_rs::hkdf;
+use std::fmt;
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+/// The protection of one session's packets, both ways.
+pub struct Sealing {
+    form: Form,
+    /// The number sealed last: the next one must be higher.
+    last_number: Option<u64>,
+    forged: u64,
+}
+
+/// When a key is changed, in packets sealed with it.
+///
+/// The default follows the analysis of AES-GCM in RFC 9001, appendix B: with packets of up to
+/// 2^16 bytes, 2^23 packets leave an attacker an advantage of at most 2^-57. A change costs some
+/// microseconds, so it comes at half of that [W-23].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyLimits {
+    /// The key is changed after this many packets, as soon as the change before it is acknowledged.
+    pub change_after: u64,
+    /// No more than this many packets are ever sealed with one key.
+    pub end: u64,
+}
+
+impl Default for KeyLimits {
+    fn default() -> KeyLimits {
+        KeyLimits { change_after: 1 << 22, end: 1 << 23 }
+    }
+}
+
+/// What a [`Sealing`] has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SealingStats {
+    /// Changes of the key that seals.
+    pub sending_keys_changed: u64,
+    /// Changes of the key that opens.
+    pub receiving_keys_changed: u64,
+    /// Packets that did not verify.
+    pub forged: u64,
+}
+
+/// Why a packet was not sealed. It is as it was.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum SealError {
+    /// What was given is not a packet.
+    #[error("what is to be sealed is not a packet: {0}")]
+    Malformed(#[from] Malformed),
+    /// The packet number is not above the last one. A nonce used twice would give the key away.
+    #[error("packet number {number} is not above {last}, the last one sealed")]
+    NumberUsed {
+        /// The number in the header.
+        number: u64,
+        /// The last number sealed.
+        last: u64,
+    },
+    /// The key is used up, and the peer has not acknowledged the last change.
+    #[error("{sealed} packets were sealed with one key, and the peer acknowledged none of them")]
+    KeyExhausted {
+        /// Packets sealed with the key.
+        sealed: u64,
+    },
+}
+
+/// Why a packet was not opened.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum OpenError {
+    /// The tag does not fit the packet: forged, damaged, or from another session.
+    #[error("packet {number} does not verify")]
+    Forged {
+        /// The number in the header, which may be false.
+        number: u64,
+    },
+    /// A packet without protection in a session that has it.
+    #[error("packet {number} is plain, and the session is sealed")]
+    Plain {
+        /// The number in the header, which may be false.
+        number: u64,
+    },
+    /// A sealed packet in a session without keys.
+    #[error("packet {number} is sealed, and the session has no key")]
+    Sealed {
+        /// The number in the header, which may be false.
+        number: u64,
+    },
+    /// A packet from before the last change of keys, so late that its key is gone.
+    #[error("packet {number} comes after its key was dropped")]
+    TooLate {
+        /// The number in the header, which may be false.
+        number: u64,
+    },
+    /// The packet is not as long as its header says.
+    #[error("a header of {} bytes and a payload of {length} do not make a packet of {bytes}", Header::BYTES)]
+    WrongLength {
+        /// Payload bytes announced.
+        length: u16,
+        /// Bytes of the packet.
+        bytes: usize,
+    },
+    /// The caller's space is not as long as the payload.
+    #[error("a payload of {length} bytes does not fit exactly into {space}")]
+    WrongSpace {
+        /// Payload bytes announced.
+        length: u16,
+        /// Bytes of the space.
+        space: usize,
+    },
+}
+
+impl Sealing {
+    /// No keys: a CRC32C finds accidents and keeps nobody out.
+    pub fn checksummed() -> Sealing {
+        Sealing { form: Form::Checksummed, last_number: None, forged: 0 }
+    }
+
+    /// Keys from the two secrets of a handshake.
+    pub(crate) fn sealed(sending: Secret, receiving: Secret) -> Sealing {
+        let directions = Directions { sender: Sender::new(sending), receiver: Receiver::new(receiving) };
+        Sealing { form: Form::Sealed(Box::new(directions)), last_number: None, forged: 0 }
+    }
+
+    /// Whether packets are encrypted and authenticated.
+    pub fn is_sealed(&self) -> bool {
+        matches!(self.form, Form::Sealed(_))
+    }
+
+    /// Seals `packet`, a header as [`Header::write`] leaves it and a plain payload, in place:
+    /// encrypts the payload, sets the PHASE and SEALED flags, fills in the tag.
+    ///
+    /// Packet numbers must rise from call to call, in the checksummed form too; gaps are allowed.
+    pub fn seal(&mut self, packet: &mut [u8]) -> Result<(), SealError> {
+        let number = self.check(packet, packet.len())?;
+        let (mut head, payload) = split(packet);
+        match &mut self.form {
+            Form::Checksummed => head.checksum(payload),
+            Form::Sealed(directions) => {
+                let sender = &mut directions.sender;
+                let phase = sender.prepare(number)?;
+                head.mark(phase);
+                let tag = sender
+                    .key
+                    .key
+                    .seal_in_place_separate_tag(sender.key.nonce(number), Aad::from(&*head.authenticated), payload)
+                    .expect("AES-GCM seals anything as short as a packet");
+                head.tag.copy_from_slice(tag.as_ref());
+            }
+        }
+        self.last_number = Some(number);
+        Ok(())
+    }
+
+    /// The same for a `payload` that lies elsewhere: what is written behind the header in `packet`
+    /// is its sealed form, so that the encryption is the only copy.
+    pub fn seal_from(&mut self, packet: &mut [u8], payload: &[u8]) -> Result<(), SealError> {
+        let number = self.check(packet, Header::BYTES + payload.len())?;
+        let (mut head, room) = split(packet);
+        match &mut self.form {
+            Form::Checksummed => {
+                room.copy_from_slice(payload);
+                head.checksum(room);
+            }
+            Form::Sealed(directions) => {
+                let sender = &mut directions.sender;
+                let phase = sender.prepare(number)?;
+                head.mark(phase);
+                let (nonce, aad) = (sender.key.nonce(number), Aad::from(&*head.authenticated));
+                sender
+                    .key
+                    .key
+                    .seal_out_of_place_scatter(nonce, aad, payload, room, &[], head.tag)
+                    .expect("AES-GCM seals anything as short as a packet");
+            }
+        }
+        self.last_number = Some(number);
+        Ok(())
+    }
+
+    /// Verifies `packet`, whose parsed header is `header`, and writes its payload to `into`, which
+    /// is exactly as long: the decryption is the only copy.
+    ///
+    /// When a sealed packet does not verify, the bytes of `into` are **unspecified**: AES-GCM
+    /// decrypts while it verifies [W-25]. So `into` must not hold anything received before; for a packet
+    /// that is not surely new there is [`Sealing::open_in_place`].
+    pub fn open(&mut self, header: &Header, packet: &[u8], into: &mut [u8]) -> Result<(), OpenError> {
+        let Some((head, rest)) = packet.split_at_checked(TAG_AT) else { return Err(wrong_length(header, packet)) };
+        let Some((tag, payload)) = rest.split_at_checked(TAG_BYTES) else { return Err(wrong_length(header, packet)) };
+        if payload.len() != usize::from(header.length) {
+            return Err(wrong_length(header, packet));
+        }
+        if into.len() != payload.len() {
+            return Err(OpenError::WrongSpace { length: header.length, space: into.len() });
+        }
+        self.open_with(header, head, tag, Payload::Apart { payload, into })
+    }
+
+    /// The same within the packet's own buffer: afterwards the payload is `packet[64..]`. When the
+    /// packet does not verify, its payload is unspecified.
+    pub fn open_in_place(&mut self, header: &Header, packet: &mut [u8]) -> Result<(), OpenError> {
+        if packet.len() != Header::BYTES + usize::from(header.length) {
+            return Err(wrong_length(header, packet));
+        }
+        let (head, payload) = split(packet);
+        self.open_with(header, head.authenticated, head.tag, Payload::InPlace(payload))
+    }
+
+    /// Tells that the peer has received the packet with the number `below - 1`, and said so in a
+    /// packet that verified. An acknowledgement of all packets below a number says that; so does
+    /// the upper end of a range.
+    ///
+    /// Without this a key is changed once and then never again, and ends at [`KeyLimits::end`].
+    pub fn handle_acknowledged(&mut self, below: u64) {
+        let Form::Sealed(directions) = &mut self.form else { return };
+        let sender = &mut directions.sender;
+        // A number that was never sent proves nothing.
+        let sent = self.last_number.is_some_and(|last| below <= last.saturating_add(1));
+        if sent && sender.first_number.is_some_and(|first| below > first) {
+            sender.may_change = true;
+        }
+    }
+
+    /// How many packets will still be sealed with the present key before it is changed, given that
+    /// the last change is acknowledged by then; 0 if the change is due. None without keys.
+    pub fn packets_until_key_change(&self) -> Option<u64> {
+        let Form::Sealed(directions) = &self.form else { return None };
+        Some(directions.sender.limits.change_after.saturating_sub(directions.sender.sealed))
+    }
+
+    /// Sets when keys are changed.
+    ///
+    /// # Panics
+    /// If `change_after` is 0 or not below `end`: there would be no room for the acknowledgement.
+    pub fn set_limits(&mut self, limits: KeyLimits) {
+        assert!(
+            0 < limits.change_after && limits.change_after < limits.end,
+            "a key changes after {} packets, which is not between 0 and its end after {}",
+            limits.change_after,
+            limits.end
+        );
+        if let Form::Sealed(directions) = &mut self.form {
+            directions.sender.limits = limits;
+        }
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> SealingStats {
+        let (sending, receiving) = match &self.form {
+            Form::Checksummed => (0, 0),
+            Form::Sealed(directions) => (directions.sender.place, directions.receiver.place),
+        };
+        SealingStats { sending_keys_changed: sending, receiving_keys_changed: receiving, forged: self.forged }
+    }
+
+    /// What holds for every packet that is to be sealed; its number.
+    fn check(&self, packet: &[u8], expected_bytes: usize) -> Result<u64, SealError> {
+        let bytes = packet.len();
+        let fixed: &[u8; Header::BYTES] = packet.first_chunk().ok_or(Malformed::TooShort { bytes })?;
+        let length = u16::from_le_bytes([fixed[28], fixed[29]]);
+        if Header::BYTES + usize::from(length) != bytes || bytes != expected_bytes {
+            return Err(Malformed::WrongLength { length, bytes }.into());
+        }
+        let number = word64(fixed, 8);
+        match self.last_number {
+            // [W-13]
+            Some(last) if number <= last => Err(SealError::NumberUsed { number, last }),
+            _ => Ok(number),
+        }
+    }
+
+    fn open_with(&mut self, header: &Header, head: &[u8], tag: &[u8], payload: Payload<'_>) -> Result<(), OpenError> {
+        let number = header.number;
+        let sealed = header.flags.has(HeaderFlags::SEALED);
+        let result = match &mut self.form {
+            Form::Checksummed if sealed => Err(OpenError::Sealed { number }),
+            Form::Checksummed => match checksum(head, payload.bytes()) == tag {
+                true => {
+                    payload.copy();
+                    Ok(())
+                }
+                false => Err(OpenError::Forged { number }),
+            },
+            // Not even a checksum is looked at: otherwise anybody could speak [W-22].
+            Form::Sealed(_) if !sealed => Err(OpenError::Plain { number }),
+            Form::Sealed(directions) => directions.receiver.open(header, head, tag, payload),
+        };
+        self.forged += u64::from(matches!(result, Err(OpenError::Forged { .. })));
+        result
+    }
+}
+
+impl fmt::Debug for Sealing {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Sealing")
+            .field("is_sealed", &self.is_sealed())
+            .field("last_number", &self.last_number)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The secret of one direction at one place of its chain.
+pub(crate) type Secret = Zeroizing<[u8; SECRET_BYTES]>;
+
+/// HKDF-Expand with a label.
+pub(crate) fn expand<const BYTES: usize>(from: &hkdf::Prk, label: &[u8]) -> [u8; BYTES] {
+    let mut out = [0; BYTES];
+    from.expand(&[label], Length(BYTES))
+        .and_then(|material| material.fill(&mut out))
+        .expect("a few dozen bytes are within HKDF's limit");
+    out
+}
+
+/// The checksum that stands in for a tag: CRC32C of the header without its tag, and of all that
+/// follows the tag [W-21].
+pub(crate) fn checksum(head: &[u8], rest: &[u8]) -> [u8; TAG_BYTES] {
+    let mut tag = [0; TAG_BYTES];
+    tag[..4].copy_from_slice(&crc32c::crc32c_append(crc32c::crc32c(head), rest).to_le_bytes());
+    tag
+}
+
+pub(crate) const SECRET_BYTES: usize = 32;
+const NEXT_LABEL: &[u8] = b"highwire next 1";
+const KEY_LABEL: &[u8] = b"highwire key 1";
+const IV_LABEL: &[u8] = b"highwire iv 1";
+const AES_KEY_BYTES: usize = 16;
+
+enum Form {
+    Checksummed,
+    Sealed(Box<Directions>),
+}
+
+struct Directions {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+struct Sender {
+    key: PacketKey,
+    chain: Chain,
+    /// How many keys came before.
+    place: u64,
+    /// Packets sealed with the key.
+    sealed: u64,
+    /// The first number sealed with the key.
+    first_number: Option<u64>,
+    /// Whether the receiver is known to hold the next key.
+    may_change: bool,
+    limits: KeyLimits,
+}
+
+impl Sender {
+    fn new(secret: Secret) -> Sender {
+        let mut chain = Chain { secret };
+        let key = chain.advance();
+        // The receiver holds the first two keys from the start.
+        Sender { key, chain, place: 0, sealed: 0, first_number: None, may_change: true, limits: KeyLimits::default() }
+    }
+
+    /// Makes the key ready for one more packet and counts it; tells the packet's phase.
+    fn prepare(&mut self, number: u64) -> Result<bool, SealError> {
+        if self.sealed >= self.limits.change_after && self.may_change {
+            self.key = self.chain.advance();
+            self.place += 1;
+            self.sealed = 0;
+            self.first_number = None;
+            self.may_change = false;
+        }
+        if self.sealed >= self.limits.end {
+            return Err(SealError::KeyExhausted { sealed: self.sealed });
+        }
+        self.sealed += 1;
+        self.first_number.get_or_insert(number);
+        Ok(is_odd(self.place))
+    }
+}
+
+struct Receiver {
+    previous: Option<PacketKey>,
+    current: PacketKey,
+    next: PacketKey,
+    chain: Chain,
+    /// How many keys came before `current`.
+    place: u64,
+    /// The lowest number that `current` has opened: what is lower and has the other phase is
+    /// older, what is higher and has the other phase is newer [W-19].
+    lowest: Option<u64>,
+}
+
+impl Receiver {
+    fn new(secret: Secret) -> Receiver {
+        let mut chain = Chain { secret };
+        let (current, next) = (chain.advance(), chain.advance());
+        Receiver { previous: None, current, next, chain, place: 0, lowest: None }
+    }
+
+    fn open(&mut self, header: &Header, head: &[u8], tag: &[u8], payload: Payload<'_>) -> Result<(), OpenError> {
+        let number = header.number;
+        let forged = Err(OpenError::Forged { number });
+        if header.flags.has(HeaderFlags::PHASE) == is_odd(self.place) {
+            if !self.current.open(number, head, tag, payload) {
+                return forged;
+            }
+            let lowest = self.lowest.map_or(number, |lowest| lowest.min(number));
+            self.lowest = Some(lowest);
+            // What is still on its way from before is now beyond the replay window, so its key
+            // serves nobody but a thief [W-20].
+            if number - lowest >= ReplayWindow::WIDTH {
+                self.previous = None;
+            }
+        } else if self.lowest.is_some_and(|lowest| number < lowest) {
+            match &self.previous {
+                None => return Err(OpenError::TooLate { number }),
+                Some(previous) if !previous.open(number, head, tag, payload) => return forged,
+                Some(_) => {}
+            }
+        } else {
+            // A flipped bit alone moves nothing: the packet has to verify first [W-17].
+            if !self.next.open(number, head, tag, payload) {
+                return forged;
+            }
+            let following = self.chain.advance();
+            let current = std::mem::replace(&mut self.next, following);
+            self.previous = Some(std::mem::replace(&mut self.current, current));
+            self.place += 1;
+            self.lowest = Some(number);
+        }
+        Ok(())
+    }
+}
+
+/// A direction's secrets, one after the other. Only the next one is kept: what was sealed before
+/// stays secret from whoever reads this memory now, once its keys are dropped [W-16].
+struct Chain {
+    secret: Secret,
+}
+
+impl Chain {
+    /// The key of the present secret; the chain moves on to the next [W-15].
+    fn advance(&mut self) -> PacketKey {
+        let secret = hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, self.secret.as_ref());
+        let key: Zeroizing<[u8; AES_KEY_BYTES]> = Zeroizing::new(expand(&secret, KEY_LABEL));
+        let key = UnboundKey::new(&AES_128_GCM, key.as_ref()).expect("AES-128 takes 16 bytes");
+        let packet_key = PacketKey { key: LessSafeKey::new(key), iv: expand(&secret, IV_LABEL) };
+        self.secret = Zeroizing::new(expand(&secret, NEXT_LABEL));
+        packet_key
+    }
+}
+
+struct PacketKey {
+    key: LessSafeKey,
+    iv: [u8; NONCE_LEN],
+}
+
+impl PacketKey {
+    /// The IV xor the packet number, whose most significant byte comes first [W-12].
+    fn nonce(&self, number: u64) -> Nonce {
+        let mut nonce = self.iv;
+        for (byte, part) in nonce[NONCE_LEN - 8..].iter_mut().zip(number.to_be_bytes()) {
+            *byte ^= part;
+        }
+        Nonce::assume_unique_for_key(nonce)
+    }
+
+    fn open(&self, number: u64, head: &[u8], tag: &[u8], payload: Payload<'_>) -> bool {
+        let (nonce, aad) = (self.nonce(number), Aad::from(head));
+        match payload {
+            Payload::Apart { payload, into } => self.key.open_separate_gather(nonce, aad, payload, tag, into).is_ok(),
+            Payload::InPlace(payload) => self.key.open_in_place_separate_tag(nonce, aad, tag, payload).is_ok(),
+        }
+    }
+}
+
+/// Where the payload is and where it goes.
+enum Payload<'a> {
+    Apart { payload: &'a [u8], into: &'a mut [u8] },
+    InPlace(&'a mut [u8]),
+}
+
+impl Payload<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Payload::Apart { payload, .. } => payload,
+            Payload::InPlace(payload) => payload,
+        }
+    }
+
+    fn copy(self) {
+        if let Payload::Apart { payload, into } = self {
+            into.copy_from_slice(payload);
+        }
+    }
+}
+
+/// A header on its way out.
+struct Head<'a> {
+    authenticated: &'a mut [u8],
+    tag: &'a mut [u8],
+}
+
+impl Head<'_> {
+    fn mark(&mut self, phase: bool) {
+        self.set_flags(HeaderFlags::SEALED.bits() | if phase { HeaderFlags::PHASE.bits() } else { 0 });
+    }
+
+    fn checksum(mut self, payload: &[u8]) {
+        self.set_flags(0);
+        self.tag.copy_from_slice(&checksum(self.authenticated, payload));
+    }
+
+    fn set_flags(&mut self, flags: u8) {
+        let ours = HeaderFlags::SEALED.with(HeaderFlags::PHASE).bits();
+        self.authenticated[FLAGS_AT] = self.authenticated[FLAGS_AT] & !ours | flags;
+    }
+}
+
+/// `packet`, which is at least a header long, in its parts.
+fn split(packet: &mut [u8]) -> (Head<'_>, &mut [u8]) {
+    let (header, payload) = packet.split_at_mut(Header::BYTES);
+    let (authenticated, tag) = header.split_at_mut(TAG_AT);
+    (Head { authenticated, tag }, payload)
+}
+
+fn is_odd(place: u64) -> bool {
+    place % 2 == 1
+}
+
+fn wrong_length(header: &Header, packet: &[u8]) -> OpenError {
+    OpenError::WrongLength { length: header.length, bytes: packet.len() }
+}
+
+struct Length(usize);
+
+impl hkdf::KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

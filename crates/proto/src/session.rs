@@ -1,0 +1,1331 @@
+//! A session: everything between two endpoints, under one pair of keys.
+//!
+//! The way in is [`Session`]. It does no I/O: packets and time go in by `handle_*`, packets, deadlines
+//! and events come out by `poll_*`. Many VIs share one space of packet numbers, one set of
+//! acknowledgements and one controller; each has its own messages and its own credits, and none waits for
+//! another.
+//!
+//! ```text
+//!            close              all that was sent has arrived           acknowledged, or out of patience
+//!   Open ────────────▶ Draining ─────────────────────────────▶ Closing ───────────────────────────────▶ Ended
+//!    │                    │                                       │
+//!    └────────────────────┴──── the peer closes, or is silent ────┴──────────────────────────────────▶ Ended
+//! ```
+
+use crate::congestion::{Controller, Delivery, RateBased};
+use crate::handshake::{Established, Offer};
+use crate::header::{Header, HeaderFlags, Kind};
+use crate::ledger::{Cargo, Ledger, SentPacket};
+use crate::message::{InMessage, Incoming, OutMessage, Outgoing, Places, Preface};
+use crate::ranges::Ranges;
+use crate::replay::ReplayWindow;
+use crate::rtt::RoundTrip;
+use crate::seal::Sealing;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// What a session may use, and how it behaves.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// Bytes of payload in a packet.
+    pub segment: usize,
+    /// Silence of so long is death.
+    pub death: Duration,
+    /// An acknowledgement is held back at most so long.
+    pub acknowledge_delay: Duration,
+    /// And for at most so many packets.
+    pub acknowledge_every: u32,
+    /// Longest message that is taken.
+    pub message_bytes_max: u32,
+    /// Messages of one VI that are sent and not complete, at most. A message is a few hundred bytes
+    /// beside its payload.
+    pub messages_max: usize,
+    /// Receives posted on one VI, at most.
+    pub receives_max: usize,
+    /// VIs, at most.
+    pub vis_max: usize,
+    /// Holes in what has arrived, of packets and of each message. What would make more is not taken.
+    pub holes_max: usize,
+}
+
+impl Default for SessionConfig {
+    fn default() -> SessionConfig {
+        SessionConfig {
+            segment: 1408,
+            death: Duration::from_secs(10),
+            acknowledge_delay: Duration::from_millis(1),
+            acknowledge_every: 16,
+            message_bytes_max: 64 << 20,
+            messages_max: 1024,
+            receives_max: 1024,
+            vis_max: 1024,
+            holes_max: 1024,
+        }
+    }
+}
+
+/// How sure a sender wants to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assurance {
+    /// Complete when it left; it may be lost, and never comes twice.
+    Unreliable,
+    /// Complete when it has arrived.
+    Reliable,
+}
+
+/// Why a session, or what it carried, came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Ending {
+    /// This side closed it.
+    #[error("this side closed the session")]
+    Closed,
+    /// The peer closed it.
+    #[error("the peer closed the session")]
+    PeerClosed,
+    /// Nothing was heard for so long.
+    #[error("nothing was heard of the peer for {0:?}")]
+    Silence(Duration),
+    /// A key has sealed all the packets that it may.
+    #[error("the keys of the session are used up")]
+    KeysUsedUp,
+    /// The VI was closed.
+    #[error("the VI was closed")]
+    ViClosed,
+    /// The message is longer than the place that was given for it, and was dropped.
+    #[error("a message of {message} bytes does not fit the posted buffer of {buffer} bytes")]
+    TooLong {
+        /// Bytes of the message.
+        message: u32,
+        /// Bytes of the place.
+        buffer: usize,
+    },
+}
+
+/// Why a message or a receive was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// There is no such VI.
+    #[error("there is no VI {0}")]
+    UnknownVi(u32),
+    /// The VI exists already, or there are too many.
+    #[error("VI {vi} cannot be opened: it exists, or there are {limit} already")]
+    NoSuchRoom {
+        /// Its number.
+        vi: u32,
+        /// The limit in force.
+        limit: usize,
+    },
+    /// Too many are outstanding.
+    #[error("{limit} are outstanding already")]
+    Full {
+        /// The limit in force.
+        limit: usize,
+    },
+    /// The message is too long.
+    #[error("a message of {bytes} bytes is longer than the limit of {limit}")]
+    TooLong {
+        /// Its bytes.
+        bytes: usize,
+        /// The limit in force.
+        limit: u32,
+    },
+    /// Too many control bytes.
+    #[error("{bytes} control bytes are more than {limit}")]
+    ControlTooLong {
+        /// How many.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The token is in use.
+    #[error("a place is expected under token {0} already")]
+    TokenInUse(u64),
+    /// The session is over.
+    #[error("the session is over: {0}")]
+    Over(Ending),
+}
+
+/// What has happened.
+#[derive(Debug)]
+pub enum Event<S, T> {
+    /// A message that was sent is complete.
+    Sent {
+        /// On this VI.
+        vi: u32,
+        /// The sender's mark.
+        token: u64,
+        /// The payload, free again.
+        payload: Option<S>,
+        /// Whether it arrived.
+        status: Result<(), Ending>,
+    },
+    /// A message has arrived, or a receive came to nothing.
+    Received {
+        /// On this VI.
+        vi: u32,
+        /// The receiver's mark.
+        token: u64,
+        /// The place, with the payload in it.
+        target: Option<T>,
+        /// Bytes of payload.
+        length: usize,
+        /// Immediate data.
+        immediate: u32,
+        /// Control bytes.
+        control: Vec<u8>,
+        /// The token that it came under.
+        payload_token: Option<u64>,
+        /// Whether there is a message.
+        status: Result<(), Ending>,
+    },
+    /// The session is over, and everything has come back.
+    Ended(Ending),
+}
+
+/// Why a packet was dropped. It is counted; nothing else has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Dropped {
+    /// It is no packet of a session.
+    #[error("not a packet of a session")]
+    NotOurs,
+    /// It came before, or is too old to tell.
+    #[error("packet {0} came before")]
+    Replayed(u64),
+    /// It was not sealed by the peer, or is damaged.
+    #[error("not authentic")]
+    Forged,
+    /// It is authentic, but there is no room or no place for it now: it will be sent again.
+    #[error("no place for it now")]
+    NoPlace,
+}
+
+/// What a session has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionStats {
+    /// Packets sent.
+    pub packets_sent: u64,
+    /// Packets that carried something again.
+    pub packets_again: u64,
+    /// Packets given up for lost.
+    pub packets_lost: u64,
+    /// Probes after silence.
+    pub probes: u64,
+    /// Authentic packets received.
+    pub packets_received: u64,
+    /// Dropped since they came before.
+    pub replayed: u64,
+    /// Dropped since they were not authentic.
+    pub forged: u64,
+    /// Dropped for want of a place.
+    pub without_place: u64,
+    /// Messages sent that are complete.
+    pub messages_sent: u64,
+    /// Messages received.
+    pub messages_received: u64,
+}
+
+#[derive(Debug)]
+struct ViState<S, T> {
+    remote: u32,
+    assurance: Assurance,
+    // Sending: messages in order, the oldest is number `first_message`.
+    messages: VecDeque<OutMessage<S>>,
+    first_message: u32,
+    /// Position of the first message that was not sent in full.
+    sending: usize,
+    next_receive: u32,
+    credit: u32,
+    again: VecDeque<(u32, u32)>,
+    // Receiving.
+    places: Places<T>,
+    arriving: BTreeMap<u32, InMessage<T>>,
+    next_delivery: u32,
+    credit_told: u32,
+    /// What was told may be lost.
+    credit_untold: bool,
+}
+
+impl<S: AsRef<[u8]>, T> ViState<S, T> {
+    fn message(&mut self, number: u32) -> Option<&mut OutMessage<S>> {
+        self.messages.get_mut(number.wrapping_sub(self.first_message) as usize)
+    }
+
+    /// True if something of it can be sent now, as far as the peer's credit goes.
+    fn can_send(&self) -> bool {
+        !self.again.is_empty() || self.messages.get(self.sending).is_some_and(|message| self.has_credit(message))
+    }
+
+    fn has_credit(&self, message: &OutMessage<S>) -> bool {
+        message.next > 0
+            || self.assurance == Assurance::Unreliable
+            || message.preface.payload_token.is_some()
+            || self.credit.wrapping_sub(message.receive).wrapping_sub(1) < u32::MAX / 2
+    }
+
+    fn credit_is_news(&self) -> bool {
+        self.credit_untold || self.places.credit() != self.credit_told
+    }
+
+    /// The peer may be waiting for credit.
+    fn credit_is_urgent(&self) -> bool {
+        let ahead = self.credit_told.wrapping_sub(self.next_delivery);
+        self.credit_is_news() && (ahead as usize) * 2 <= self.places.len()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Draining,
+    Closing,
+    Ended(Ending),
+}
+
+/// Everything between two endpoints. `S` is what payloads are sent from, `T` what they land in.
+#[derive(Debug)]
+pub struct Session<S, T> {
+    number: u32,
+    peer: Offer,
+    config: SessionConfig,
+    sealing: Sealing,
+    state: State,
+    /// Ordered, so that a run is the same each time.
+    vis: BTreeMap<u32, ViState<S, T>>,
+    /// VIs that may have something to send, each in turn.
+    turns: VecDeque<u32>,
+    ledger: Ledger,
+    trip: RoundTrip,
+    controller: Box<dyn Controller>,
+    delivered: u64,
+    delivered_at: Duration,
+    flight_began: Duration,
+    // Received.
+    window: ReplayWindow,
+    received: Ranges,
+    largest_at: Duration,
+    unacknowledged: u32,
+    acknowledge_by: Option<Duration>,
+    acknowledge_now: bool,
+    // Timers.
+    lost_by: Option<Duration>,
+    probe_by: Option<Duration>,
+    probes: u32,
+    probe_wanted: bool,
+    next_send: Duration,
+    last_heard: Duration,
+    last_sent: Duration,
+    last_run: Duration,
+    close_sent: bool,
+    /// The answer to the peer's last word, which may be lost and is then given again.
+    last_words: Vec<u8>,
+    last_words_wanted: bool,
+    events: VecDeque<Event<S, T>>,
+    scratch: Vec<u8>,
+    stats: SessionStats,
+}
+
+impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
+    /// The session that a handshake has established; `number` is this side's number for it.
+    pub fn new(established: Established, number: u32, config: SessionConfig, now: Duration) -> Session<S, T> {
+        let Established { sealing, peer, .. } = established;
+        let packet = config.segment + Header::BYTES;
+        Session {
+            number,
+            peer,
+            sealing,
+            state: State::Open,
+            vis: BTreeMap::new(),
+            turns: VecDeque::new(),
+            ledger: Ledger::default(),
+            trip: RoundTrip::new(),
+            controller: Box::new(RateBased::new(packet)),
+            delivered: 0,
+            delivered_at: now,
+            flight_began: now,
+            window: ReplayWindow::new(),
+            received: Ranges::new(),
+            largest_at: now,
+            unacknowledged: 0,
+            acknowledge_by: None,
+            acknowledge_now: false,
+            lost_by: None,
+            probe_by: None,
+            probes: 0,
+            probe_wanted: false,
+            next_send: now,
+            last_heard: now,
+            last_sent: now,
+            last_run: now,
+            close_sent: false,
+            last_words: Vec::new(),
+            last_words_wanted: false,
+            events: VecDeque::new(),
+            scratch: Vec::with_capacity(packet),
+            stats: SessionStats::default(),
+            config,
+        }
+    }
+
+    /// This side's number for it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What the peer offered.
+    pub fn peer(&self) -> &Offer {
+        &self.peer
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> SessionStats {
+        self.stats
+    }
+
+    /// Why it is over, if it is.
+    pub fn ended(&self) -> Option<Ending> {
+        match self.state {
+            State::Ended(ending) => Some(ending),
+            _ => None,
+        }
+    }
+
+    /// The smoothed round trip.
+    pub fn round_trip(&self) -> Duration {
+        self.trip.smoothed()
+    }
+
+    /// A VI that both sides have agreed on: `local` here, `remote` at the peer.
+    pub fn open_vi(&mut self, local: u32, remote: u32, assurance: Assurance) -> Result<(), Refusal> {
+        self.check_open()?;
+        if self.vis.contains_key(&local) || self.vis.len() >= self.config.vis_max {
+            return Err(Refusal::NoSuchRoom { vi: local, limit: self.config.vis_max });
+        }
+        let state = ViState {
+            remote,
+            assurance,
+            messages: VecDeque::new(),
+            first_message: 0,
+            sending: 0,
+            next_receive: 0,
+            credit: 0,
+            again: VecDeque::new(),
+            places: Places::new(),
+            arriving: BTreeMap::new(),
+            next_delivery: 0,
+            credit_told: 0,
+            credit_untold: false,
+        };
+        self.vis.insert(local, state);
+        Ok(())
+    }
+
+    /// Forgets a VI; everything outstanding on it comes back.
+    pub fn close_vi(&mut self, local: u32) {
+        self.flush_vi(local, Ending::ViClosed);
+        self.vis.remove(&local);
+    }
+
+    /// Sends a message; nothing has left before [`Session::poll_transmit`].
+    pub fn post_send(&mut self, vi: u32, message: Outgoing<S>) -> Result<(), (Refusal, Outgoing<S>)> {
+        if let Err(refusal) = self.check_send(vi, &message) {
+            return Err((refusal, message));
+        }
+        let Some(state) = self.vis.get_mut(&vi) else { return Err((Refusal::UnknownVi(vi), message)) };
+        let receive = state.next_receive;
+        if message.payload_token.is_none() {
+            state.next_receive = receive.wrapping_add(1);
+        }
+        state.messages.push_back(OutMessage::new(message, receive, self.config.segment));
+        self.turns_for(vi);
+        Ok(())
+    }
+
+    fn check_send(&self, vi: u32, message: &Outgoing<S>) -> Result<(), Refusal> {
+        self.check_open()?;
+        let state = self.vis.get(&vi).ok_or(Refusal::UnknownVi(vi))?;
+        if state.messages.len() >= self.config.messages_max {
+            return Err(Refusal::Full { limit: self.config.messages_max });
+        }
+        let bytes = message.payload.as_ref().map_or(0, |payload| payload.as_ref().len());
+        let limit = self.config.message_bytes_max.min(self.peer.message_bytes_max);
+        if bytes > limit as usize {
+            return Err(Refusal::TooLong { bytes, limit });
+        }
+        if message.control.len() > CONTROL_BYTES_MAX {
+            return Err(Refusal::ControlTooLong { bytes: message.control.len(), limit: CONTROL_BYTES_MAX });
+        }
+        Ok(())
+    }
+
+    /// Gives a place for the next message on a VI.
+    pub fn post_receive(&mut self, vi: u32, place: Incoming<T>) -> Result<(), (Refusal, Incoming<T>)> {
+        if let Err(refusal) = self.check_open() {
+            return Err((refusal, place));
+        }
+        let limit = self.config.receives_max;
+        let Some(state) = self.vis.get_mut(&vi) else { return Err((Refusal::UnknownVi(vi), place)) };
+        if state.places.len() >= limit {
+            return Err((Refusal::Full { limit }, place));
+        }
+        state.places.post(place);
+        if state.credit_is_urgent() {
+            self.acknowledge_now = true;
+        } else if self.acknowledge_by.is_none() {
+            self.acknowledge_by = Some(self.last_run + self.config.acknowledge_delay);
+        }
+        Ok(())
+    }
+
+    /// Gives a place for the message under `token`, whatever comes between.
+    pub fn expect(&mut self, vi: u32, token: u64, place: Incoming<T>) -> Result<(), (Refusal, Incoming<T>)> {
+        if let Err(refusal) = self.check_open() {
+            return Err((refusal, place));
+        }
+        let limit = self.config.receives_max;
+        let Some(state) = self.vis.get_mut(&vi) else { return Err((Refusal::UnknownVi(vi), place)) };
+        if state.places.expected.contains_key(&token) {
+            return Err((Refusal::TokenInUse(token), place));
+        }
+        if state.places.expected.len() >= limit {
+            return Err((Refusal::Full { limit }, place));
+        }
+        state.places.expected.insert(token, place);
+        Ok(())
+    }
+
+    fn check_open(&self) -> Result<(), Refusal> {
+        match self.state {
+            State::Open => Ok(()),
+            State::Ended(ending) => Err(Refusal::Over(ending)),
+            _ => Err(Refusal::Over(Ending::Closed)),
+        }
+    }
+
+    /// Ends the session when everything sent has arrived; the peer is told.
+    pub fn close(&mut self) {
+        if self.state == State::Open {
+            self.state = State::Draining;
+            self.drain();
+        }
+    }
+
+    /// Asks the peer for a sign of life.
+    pub fn ask(&mut self) {
+        self.probe_wanted = true;
+    }
+
+    /// The next thing that happened.
+    pub fn poll_event(&mut self) -> Option<Event<S, T>> {
+        self.events.pop_front()
+    }
+
+    /// When [`Session::handle_timeout`] is to be called next.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        if self.ended().is_some() {
+            return None;
+        }
+        let death = self.last_heard + self.config.death;
+        let alive = self.last_sent.max(self.last_heard) + self.config.death / 4;
+        let paced = (self.has_data() && self.has_window()).then_some(self.next_send);
+        let timers = [Some(death), Some(alive), self.acknowledge_by, self.lost_by, self.probe_by, paced];
+        timers.into_iter().flatten().min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        if self.ended().is_some() {
+            return;
+        }
+        self.notice_sleep(now);
+        if now >= self.last_heard + self.config.death {
+            return self.end(Ending::Silence(self.config.death));
+        }
+        if now >= self.last_sent.max(self.last_heard) + self.config.death / 4 {
+            self.probe_wanted = true;
+        }
+        if self.acknowledge_by.is_some_and(|by| by <= now) {
+            self.acknowledge_now = true;
+        }
+        if self.lost_by.is_some_and(|by| by <= now) {
+            self.detect_lost(now);
+        }
+        if self.probe_by.is_some_and(|by| by <= now) {
+            self.probe(now);
+        }
+    }
+
+    /// A machine that was suspended, or a process that was stopped, has heard nothing for its own
+    /// fault: the peer gets time to answer.
+    fn notice_sleep(&mut self, now: Duration) {
+        if now.saturating_sub(self.last_run) > self.config.death / 2 {
+            self.last_heard = self.last_heard.max(now.saturating_sub(self.config.death / 2));
+            self.probe_wanted = true;
+        }
+        self.last_run = now;
+    }
+
+    /// Nothing was acknowledged for long: what was sent first is sent again.
+    fn probe(&mut self, now: Duration) {
+        self.probes += 1;
+        self.stats.probes += 1;
+        if self.probes >= 2 {
+            self.controller.handle_silence(now);
+        }
+        match self.ledger.oldest().map(|packet| packet.cargo) {
+            Some(Cargo::Data { vi, message, index }) => self.send_again(vi, message, index),
+            Some(Cargo::Close) => self.close_sent = false,
+            Some(Cargo::Credit) => self.tell_credit_again(),
+            Some(Cargo::Probe) | None => {}
+        }
+        self.probe_wanted = true;
+        self.set_probe_timer(now);
+    }
+
+    fn set_probe_timer(&mut self, now: Duration) {
+        let timeout = self.trip.probe_timeout(self.config.acknowledge_delay) * (1 << self.probes.min(10));
+        self.probe_by = (!self.ledger.is_empty()).then_some(now + timeout.min(self.config.death / 4));
+    }
+
+    fn send_again(&mut self, vi: u32, message: u32, index: u32) {
+        let Some(state) = self.vis.get_mut(&vi) else { return };
+        if state.message(message).is_none_or(|message| message.has_arrived(index)) {
+            return;
+        }
+        state.again.push_back((message, index));
+        self.turns_for(vi);
+    }
+
+    fn detect_lost(&mut self, now: Duration) {
+        let mut lost = Vec::new();
+        self.lost_by = self.ledger.detect_lost(now, &self.trip, |cargo, bytes| lost.push((cargo, bytes)));
+        for (cargo, bytes) in lost {
+            self.stats.packets_lost += 1;
+            self.controller.handle_loss(now, u64::from(bytes));
+            match cargo {
+                Cargo::Data { vi, message, index } => {
+                    if self.vis.get(&vi).is_some_and(|state| state.assurance == Assurance::Reliable) {
+                        self.send_again(vi, message, index);
+                    }
+                }
+                Cargo::Close => self.close_sent = false,
+                Cargo::Credit => self.tell_credit_again(),
+                Cargo::Probe => {}
+            }
+        }
+    }
+
+    fn tell_credit_again(&mut self) {
+        self.vis.values_mut().for_each(|state| state.credit_untold = true);
+        self.acknowledge_now = true;
+    }
+
+    fn turns_for(&mut self, vi: u32) {
+        if !self.turns.contains(&vi) {
+            self.turns.push_back(vi);
+        }
+    }
+
+    fn has_data(&self) -> bool {
+        self.turns.iter().any(|vi| self.vis.get(vi).is_some_and(ViState::can_send))
+    }
+
+    fn has_window(&self) -> bool {
+        let packet = (self.config.segment + Header::BYTES) as u64;
+        self.ledger.in_flight() + packet <= self.controller.window()
+    }
+
+    // ── Sending ──────────────────────────────────────────────────────────────────────────────────
+
+    /// Appends up to `segments` packets to `out`: all of one length but the last. That length, or
+    /// `None` if there is nothing to send now.
+    pub fn poll_transmit(&mut self, now: Duration, segments: usize, out: &mut Vec<u8>) -> Option<usize> {
+        if std::mem::take(&mut self.last_words_wanted) && !self.last_words.is_empty() {
+            out.extend_from_slice(&self.last_words);
+            return Some(self.last_words.len());
+        }
+        if self.ended().is_some() {
+            return None;
+        }
+        self.last_run = self.last_run.max(now);
+        let begin = out.len();
+        // An acknowledgement on its own comes first: the peer may be waiting for it.
+        if self.acknowledge_now && (self.received.len() > 1 || !self.can_send_now(now) || self.credit_is_due()) {
+            self.write_acknowledgement(now, out)?;
+            return Some(out.len() - begin);
+        }
+        let full = self.config.segment + Header::BYTES;
+        let mut count = 0;
+        while count < segments && self.can_send_now(now) {
+            let before = out.len();
+            if !self.write_data(now, out) {
+                break;
+            }
+            count += 1;
+            if out.len() - before < full {
+                break;
+            }
+        }
+        if count > 0 {
+            return Some((out.len() - begin).min(full));
+        }
+        if self.state == State::Closing && !self.close_sent {
+            self.close_sent = true;
+            self.probe_wanted = false;
+            self.write_control(now, Kind::Close, Cargo::Close, out)?;
+            return Some(out.len() - begin);
+        }
+        if self.probe_wanted {
+            self.probe_wanted = false;
+            self.write_control(now, Kind::Probe, Cargo::Probe, out)?;
+            return Some(out.len() - begin);
+        }
+        None
+    }
+
+    fn can_send_now(&self, now: Duration) -> bool {
+        // A probe goes though the window is full.
+        let urgent = self.probe_wanted && self.probes > 0;
+        (urgent || self.has_window() && self.next_send <= now) && self.has_data()
+    }
+
+    fn credit_is_due(&self) -> bool {
+        self.vis.values().any(ViState::credit_is_news)
+    }
+
+    /// Writes the next data packet; false if there is none.
+    fn write_data(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
+        for _ in 0..self.turns.len() {
+            let Some(vi) = self.turns.pop_front() else { return false };
+            let Some((message, index, again)) = self.vis.get_mut(&vi).and_then(next_packet) else { continue };
+            self.turns.push_back(vi);
+            if self.write_message_packet(now, vi, message, index, out) {
+                self.stats.packets_again += u64::from(again);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn write_message_packet(&mut self, now: Duration, vi: u32, number: u32, index: u32, out: &mut Vec<u8>) -> bool {
+        let ack = self.piggyback();
+        let begin = out.len();
+        out.resize(begin + Header::BYTES, 0);
+        let Some(state) = self.vis.get_mut(&vi) else { return false };
+        let (credit, remote, assurance) = (state.places.credit(), state.remote, state.assurance);
+        (state.credit_told, state.credit_untold) = (credit, false);
+        let Some(message) = state.message(number) else {
+            out.truncate(begin);
+            return false;
+        };
+        let offset = message.write(index, out);
+        let mut flags = HeaderFlags::default();
+        for (flag, wanted) in [
+            (HeaderFlags::FIRST, index == 0),
+            (HeaderFlags::LAST, message.is_last(index)),
+            (HeaderFlags::TOKEN, message.preface.payload_token.is_some()),
+            (HeaderFlags::UNRELIABLE, assurance == Assurance::Unreliable),
+        ] {
+            flags = if wanted { flags.with(flag) } else { flags };
+        }
+        let header = Header {
+            kind: Kind::Data,
+            flags,
+            list: 0,
+            session: self.peer.session,
+            number: self.ledger.next_number(),
+            vi: remote,
+            message: number,
+            offset,
+            length: (out.len() - begin - Header::BYTES) as u16,
+            control: if index == 0 { message.preface.control.len() as u8 } else { 0 },
+            ack,
+            credit,
+            receive: message.receive,
+        };
+        if !self.seal(&header, begin, out) {
+            return false;
+        }
+        self.note_sent(now, Cargo::Data { vi, message: number, index }, out.len() - begin);
+        self.complete_unreliable(vi);
+        true
+    }
+
+    /// An unreliable message is complete when it has left.
+    fn complete_unreliable(&mut self, vi: u32) {
+        let Some(state) = self.vis.get_mut(&vi) else { return };
+        if state.assurance != Assurance::Unreliable {
+            return;
+        }
+        while state.messages.front().is_some_and(OutMessage::all_sent) {
+            let Some(message) = state.messages.pop_front() else { break };
+            state.first_message = state.first_message.wrapping_add(1);
+            state.sending = state.sending.saturating_sub(1);
+            self.stats.messages_sent += 1;
+            self.events.push_back(Event::Sent { vi, token: message.token, payload: message.payload, status: Ok(()) });
+        }
+    }
+
+    fn write_control(&mut self, now: Duration, kind: Kind, cargo: Cargo, out: &mut Vec<u8>) -> Option<()> {
+        let begin = out.len();
+        out.resize(begin + Header::BYTES, 0);
+        let header = self.bare_header(kind);
+        self.seal(&header, begin, out).then_some(())?;
+        self.note_sent(now, cargo, out.len() - begin);
+        Some(())
+    }
+
+    fn bare_header(&mut self, kind: Kind) -> Header {
+        Header {
+            kind,
+            flags: HeaderFlags::default(),
+            list: 0,
+            session: self.peer.session,
+            number: self.ledger.next_number(),
+            vi: 0,
+            message: 0,
+            offset: 0,
+            length: 0,
+            control: 0,
+            ack: self.piggyback(),
+            credit: 0,
+            receive: 0,
+        }
+    }
+
+    /// The range that was received last, in eight bytes: its end, and how long it is. If that is all
+    /// there is to say, no further acknowledgement is needed.
+    fn piggyback(&mut self) -> u64 {
+        let Some(last) = self.received.iter().next_back().cloned() else { return 0 };
+        let run = (last.end - last.start).min(RUN_MAX);
+        if self.received.len() == 1 && last.end - last.start <= RUN_MAX {
+            self.unacknowledged = 0;
+            self.acknowledge_by = None;
+            self.acknowledge_now = false;
+        }
+        last.end << 16 | run
+    }
+
+    /// All ranges that were received, and all credits that are news.
+    fn write_acknowledgement(&mut self, now: Duration, out: &mut Vec<u8>) -> Option<()> {
+        self.unacknowledged = 0;
+        self.acknowledge_by = None;
+        self.acknowledge_now = false;
+        let begin = out.len();
+        out.resize(begin + Header::BYTES, 0);
+        let delay = now.saturating_sub(self.largest_at).as_micros().min(u128::from(u32::MAX)) as u32;
+        out.extend_from_slice(&delay.to_le_bytes());
+        let count = self.received.len().min(RANGES_TOLD);
+        out.push(count as u8);
+        for range in self.received.iter().rev().take(count) {
+            out.extend_from_slice(&range.start.to_le_bytes());
+            out.extend_from_slice(&((range.end - range.start).min(u64::from(u32::MAX)) as u32).to_le_bytes());
+        }
+        let news: Vec<u32> =
+            self.vis.iter().filter(|(_, state)| state.credit_is_news()).map(|(vi, _)| *vi).take(CREDITS_TOLD).collect();
+        let has_news = !news.is_empty();
+        out.push(news.len() as u8);
+        for vi in news {
+            let Some(state) = self.vis.get_mut(&vi) else { continue };
+            (state.credit_told, state.credit_untold) = (state.places.credit(), false);
+            out.extend_from_slice(&state.remote.to_le_bytes());
+            out.extend_from_slice(&state.credit_told.to_le_bytes());
+        }
+        let mut header = self.bare_header(Kind::Ack);
+        header.length = (out.len() - begin - Header::BYTES) as u16;
+        if has_news {
+            // A credit that is lost would hold its sender back for ever.
+            header.flags = header.flags.with(HeaderFlags::ACKNOWLEDGE);
+        }
+        self.seal(&header, begin, out).then_some(())?;
+        if has_news {
+            self.note_sent(now, Cargo::Credit, out.len() - begin);
+        } else {
+            self.ledger.push_unanswered();
+            self.stats.packets_sent += 1;
+            self.last_sent = now;
+        }
+        Some(())
+    }
+
+    /// False, with nothing appended, if the keys are used up: that ends the session.
+    fn seal(&mut self, header: &Header, begin: usize, out: &mut Vec<u8>) -> bool {
+        header.write(&mut out[begin..]);
+        if self.sealing.seal(&mut out[begin..]).is_err() {
+            out.truncate(begin);
+            self.end(Ending::KeysUsedUp);
+            return false;
+        }
+        true
+    }
+
+    fn note_sent(&mut self, now: Duration, cargo: Cargo, bytes: usize) {
+        if self.ledger.is_empty() {
+            // A new flight: what the path can do is measured from here on.
+            (self.flight_began, self.delivered_at) = (now, now);
+        }
+        let held_back = !self.has_data();
+        let delivered = (self.delivered, self.delivered_at);
+        let bytes = bytes as u32;
+        self.ledger.push(SentPacket {
+            cargo,
+            bytes,
+            sent_at: now,
+            delivered,
+            flight_began: self.flight_began,
+            held_back,
+        });
+        self.stats.packets_sent += 1;
+        self.last_sent = now;
+        if let Some(pace) = self.controller.pace() {
+            let interval = Duration::from_secs_f64(f64::from(bytes) / pace as f64);
+            // A pulse goes at once: what was not sent in the last moment may be caught up on.
+            self.next_send = self.next_send.max(now.saturating_sub(PULSE)) + interval;
+        }
+        if self.probe_by.is_none() {
+            self.set_probe_timer(now);
+        }
+    }
+
+    // ── Receiving ────────────────────────────────────────────────────────────────────────────────
+
+    /// A packet has come. Nothing changes unless it is authentic.
+    pub fn handle_packet(&mut self, now: Duration, packet: &[u8]) -> Result<(), Dropped> {
+        let header = Header::parse(packet).map_err(|_| Dropped::NotOurs)?;
+        if header.session != self.number {
+            return Err(Dropped::NotOurs);
+        }
+        if self.ended().is_some() {
+            self.last_words_wanted = header.kind == Kind::Close;
+            return Err(Dropped::NotOurs);
+        }
+        if matches!(header.kind, Kind::Hello | Kind::Welcome) {
+            return Err(Dropped::NotOurs);
+        }
+        if !self.window.would_accept(header.number) {
+            self.stats.replayed += 1;
+            // The peer may not know that it came.
+            return Err(Dropped::Replayed(header.number));
+        }
+        self.last_run = self.last_run.max(now);
+        let landed = self.open(&header, packet).inspect_err(|dropped| match dropped {
+            Dropped::Forged => self.stats.forged += 1,
+            _ => self.stats.without_place += 1,
+        })?;
+        self.last_heard = now;
+        self.stats.packets_received += 1;
+        let taken = match header.kind {
+            Kind::Data => self.take_data(&header, landed),
+            Kind::Ack => {
+                self.take_acknowledgement(now);
+                true
+            }
+            _ => true,
+        };
+        self.handle_ack(now, header.ack, Duration::ZERO);
+        if header.kind == Kind::Data {
+            self.take_credit(header.vi, header.credit);
+        }
+        if !taken {
+            self.stats.without_place += 1;
+            return Err(Dropped::NoPlace);
+        }
+        self.note_received(now, &header);
+        if header.kind == Kind::Close {
+            self.acknowledge_now = true;
+            self.end_after_answer(now);
+        }
+        Ok(())
+    }
+
+    /// Verifies the packet. Payload that is expected lands in its place at once; true then. Everything
+    /// else is in `scratch` afterwards.
+    fn open(&mut self, header: &Header, packet: &[u8]) -> Result<bool, Dropped> {
+        let range = u64::from(header.offset)..u64::from(header.offset) + u64::from(header.length);
+        let plain = header.kind == Kind::Data && !header.flags.has(HeaderFlags::FIRST);
+        let target = match plain {
+            true => self.vis.get_mut(&header.vi).and_then(|state| landing_place(state, header, &range)),
+            false => None,
+        };
+        match target {
+            Some(target) => self.sealing.open(header, packet, target).map(|()| true).map_err(|_| Dropped::Forged),
+            None => {
+                self.scratch.resize(usize::from(header.length), 0);
+                self.sealing.open(header, packet, &mut self.scratch).map(|()| false).map_err(|_| Dropped::Forged)
+            }
+        }
+    }
+
+    /// A data packet that is authentic; false if there is no place for it now.
+    fn take_data(&mut self, header: &Header, landed: bool) -> bool {
+        // A VI that is closed takes nothing, and wants nothing sent again.
+        let Some(state) = self.vis.get_mut(&header.vi) else { return true };
+        let ahead = header.message.wrapping_sub(state.next_delivery);
+        if ahead > u32::MAX / 2 {
+            return true;
+        }
+        if ahead as usize >= MESSAGES_AHEAD {
+            return false;
+        }
+        let first = header.flags.has(HeaderFlags::FIRST);
+        let has_token = header.flags.has(HeaderFlags::TOKEN);
+        let preface = match first {
+            true => match Preface::parse(&self.scratch, has_token, usize::from(header.control)) {
+                Some((preface, _)) if preface.total <= self.config.message_bytes_max => Some(preface),
+                // An authentic packet that makes no sense: its sender is not one of ours.
+                _ => return true,
+            },
+            false => None,
+        };
+        if header.flags.has(HeaderFlags::UNRELIABLE) {
+            abandon_before(state, header.message);
+        }
+        if !state.arriving.contains_key(&header.message) {
+            let place = match (has_token, &preface) {
+                (true, None) => return false,
+                (true, Some(preface)) => preface.payload_token.and_then(|token| state.places.expected.remove(&token)),
+                (false, _) if header.flags.has(HeaderFlags::UNRELIABLE) => {
+                    let number = state.places.credit().wrapping_sub(state.places.len() as u32);
+                    state.places.take(number)
+                }
+                (false, _) => state.places.take(header.receive),
+            };
+            if place.is_none() && !has_token {
+                // An unreliable one is lost; any other comes again.
+                return header.flags.has(HeaderFlags::UNRELIABLE);
+            }
+            state.arriving.insert(header.message, InMessage::new(place));
+        }
+        let Some(message) = state.arriving.get_mut(&header.message) else { return false };
+        let from = u64::from(header.offset);
+        let data_bytes = match &preface {
+            Some(preface) => self.scratch.len() - preface.bytes(),
+            None => usize::from(header.length),
+        };
+        let range = from..from + data_bytes as u64;
+        let capacity = message.place.as_mut().map_or(u64::MAX, |place| capacity(place) as u64);
+        message.too_long |= range.end > capacity;
+        if !landed
+            && !message.too_long
+            && message.landed.is_free(&range)
+            && let Some(target) = message.place.as_mut().and_then(|place| place.target.as_mut())
+        {
+            let data = &self.scratch[self.scratch.len() - data_bytes..];
+            target.as_mut()[range.start as usize..range.end as usize].copy_from_slice(data);
+        }
+        if !message.landed.insert(range, self.config.holes_max) {
+            return false;
+        }
+        if let Some(preface) = preface {
+            message.too_long |= u64::from(preface.total) > capacity;
+            message.preface = Some(preface);
+        }
+        self.deliver(header.vi);
+        true
+    }
+
+    /// Hands out what is complete, in order.
+    fn deliver(&mut self, vi: u32) {
+        let Some(state) = self.vis.get_mut(&vi) else { return };
+        while state.arriving.get(&state.next_delivery).is_some_and(InMessage::is_complete) {
+            let Some(message) = state.arriving.remove(&state.next_delivery) else { break };
+            state.next_delivery = state.next_delivery.wrapping_add(1);
+            let (Some(mut place), Some(preface)) = (message.place, message.preface) else { continue };
+            let status = match message.too_long {
+                true => Err(Ending::TooLong { message: preface.total, buffer: capacity(&mut place) }),
+                false => Ok(()),
+            };
+            self.stats.messages_received += u64::from(status.is_ok());
+            self.events.push_back(Event::Received {
+                vi,
+                token: place.token,
+                target: place.target,
+                length: if status.is_ok() { preface.total as usize } else { 0 },
+                immediate: preface.immediate,
+                control: preface.control,
+                payload_token: preface.payload_token,
+                status,
+            });
+        }
+    }
+
+    fn note_received(&mut self, now: Duration, header: &Header) {
+        self.window.accept(header.number);
+        let largest = self.received.iter().next_back().map_or(0, |range| range.end);
+        let in_order = header.number == largest;
+        if header.number >= largest {
+            self.largest_at = now;
+        }
+        while !self.received.insert(header.number..header.number + 1, self.config.holes_max.min(RANGES_KEPT)) {
+            self.received.forget_lowest();
+        }
+        if header.kind == Kind::Ack && !header.flags.has(HeaderFlags::ACKNOWLEDGE) {
+            return;
+        }
+        self.unacknowledged += 1;
+        let at_once = !in_order
+            || self.unacknowledged >= self.config.acknowledge_every
+            || matches!(header.kind, Kind::Probe | Kind::Close);
+        if at_once {
+            self.acknowledge_now = true;
+        } else if self.acknowledge_by.is_none() {
+            self.acknowledge_by = Some(now + self.config.acknowledge_delay);
+        }
+    }
+
+    /// An acknowledgement packet, in `scratch`.
+    fn take_acknowledgement(&mut self, now: Duration) {
+        let scratch = std::mem::take(&mut self.scratch);
+        if let Some((delay, ranges, credits)) = parse_acknowledgement(&scratch) {
+            for (start, length) in ranges {
+                self.acknowledge(now, start..start.saturating_add(u64::from(length)), delay);
+            }
+            self.after_acknowledgements(now);
+            for (vi, credit) in credits {
+                self.take_credit(vi, credit);
+            }
+        }
+        self.scratch = scratch;
+    }
+
+    /// The acknowledgement in a header.
+    fn handle_ack(&mut self, now: Duration, ack: u64, delay: Duration) {
+        let (end, run) = (ack >> 16, ack & RUN_MAX);
+        if run > 0 && run <= end {
+            self.acknowledge(now, end - run..end, delay);
+            self.after_acknowledgements(now);
+        }
+    }
+
+    fn take_credit(&mut self, vi: u32, credit: u32) {
+        let Some(state) = self.vis.get_mut(&vi) else { return };
+        // Credit only grows; an older packet says less.
+        if credit.wrapping_sub(state.credit) <= u32::MAX / 2 {
+            state.credit = credit;
+            if state.can_send() {
+                self.turns_for(vi);
+            }
+        }
+    }
+
+    fn acknowledge(&mut self, now: Duration, range: std::ops::Range<u64>, delay: Duration) {
+        if range.end == 0 || !self.ledger.was_sent(range.end - 1) {
+            // The peer acknowledges what was never sent: nothing of it is believed.
+            return;
+        }
+        let mut arrived = Vec::new();
+        let mut last: Option<SentPacket> = None;
+        let mut bytes = 0;
+        let before = self.ledger.in_flight();
+        self.ledger.acknowledge(range.clone(), |_, cargo, packet| {
+            arrived.push(cargo);
+            if let Some(packet) = packet {
+                last = Some(*packet);
+            }
+        });
+        bytes += before - self.ledger.in_flight();
+        self.sealing.handle_acknowledged(range.end);
+        if let Some(packet) = last {
+            self.probes = 0;
+            self.probe_by = None;
+            self.trip.update(now.saturating_sub(packet.sent_at), delay.min(self.config.death));
+            self.delivered += bytes;
+            self.delivered_at = now;
+            self.flight_began = packet.sent_at;
+            self.controller.handle_delivery(&Delivery {
+                now,
+                bytes,
+                delivered: self.delivered,
+                delivered_before: packet.delivered,
+                sent_at: packet.sent_at,
+                flight_began: packet.flight_began,
+                round_trip: now.saturating_sub(packet.sent_at),
+                round_trip_least: self.trip.least().unwrap_or_default(),
+                in_flight: self.ledger.in_flight(),
+                held_back: packet.held_back,
+            });
+        }
+        for cargo in arrived {
+            match cargo {
+                Cargo::Data { vi, message, index } => self.note_arrived(vi, message, index),
+                Cargo::Close => self.end(Ending::Closed),
+                Cargo::Probe | Cargo::Credit => {}
+            }
+        }
+    }
+
+    fn after_acknowledgements(&mut self, now: Duration) {
+        self.detect_lost(now);
+        if self.probe_by.is_none() {
+            self.set_probe_timer(now);
+        }
+        if self.state == State::Draining {
+            self.drain();
+        }
+    }
+
+    fn note_arrived(&mut self, vi: u32, message: u32, index: u32) {
+        let Some(state) = self.vis.get_mut(&vi) else { return };
+        let Some(sent) = state.message(message) else { return };
+        sent.note_arrived(index);
+        // In order, though a later one may have arrived before.
+        while state.messages.front().is_some_and(OutMessage::all_arrived) {
+            let Some(message) = state.messages.pop_front() else { break };
+            state.first_message = state.first_message.wrapping_add(1);
+            state.sending = state.sending.saturating_sub(1);
+            self.stats.messages_sent += 1;
+            self.events.push_back(Event::Sent { vi, token: message.token, payload: message.payload, status: Ok(()) });
+        }
+    }
+
+    // ── The end ──────────────────────────────────────────────────────────────────────────────────
+
+    fn drain(&mut self) {
+        if self.vis.values().all(|state| state.messages.is_empty()) {
+            self.state = State::Closing;
+        }
+    }
+
+    /// The peer has closed. It repeats that until it is answered; the answer goes out before everything
+    /// comes back.
+    fn end_after_answer(&mut self, now: Duration) {
+        let mut answer = Vec::new();
+        if self.write_acknowledgement(now, &mut answer).is_some() {
+            (self.last_words, self.last_words_wanted) = (answer, true);
+        }
+        self.end(Ending::PeerClosed);
+    }
+
+    fn flush_vi(&mut self, vi: u32, ending: Ending) {
+        let Some(state) = self.vis.get_mut(&vi) else { return };
+        for message in state.messages.drain(..) {
+            let (token, payload) = (message.token, message.payload);
+            self.events.push_back(Event::Sent { vi, token, payload, status: Err(ending) });
+        }
+        let arriving = std::mem::take(&mut state.arriving);
+        let places = arriving.into_values().filter_map(|message| message.place).chain(state.places.drain());
+        for place in places {
+            self.events.push_back(Event::Received {
+                vi,
+                token: place.token,
+                target: place.target,
+                length: 0,
+                immediate: 0,
+                control: Vec::new(),
+                payload_token: None,
+                status: Err(ending),
+            });
+        }
+    }
+
+    fn end(&mut self, ending: Ending) {
+        if self.ended().is_some() {
+            return;
+        }
+        self.state = State::Ended(ending);
+        let vis: Vec<u32> = self.vis.keys().copied().collect();
+        for vi in vis {
+            self.flush_vi(vi, ending);
+        }
+        self.events.push_back(Event::Ended(ending));
+    }
+}
+
+/// The next packet of a VI: something lost first, then something new. Its message and index, and whether
+/// it was sent before.
+fn next_packet<S: AsRef<[u8]>, T>(state: &mut ViState<S, T>) -> Option<(u32, u32, bool)> {
+    while let Some((number, index)) = state.again.pop_front() {
+        if state.message(number).is_some_and(|message| !message.has_arrived(index)) {
+            return Some((number, index, true));
+        }
+    }
+    let position = state.sending;
+    let message = state.messages.get(position)?;
+    if !state.has_credit(message) {
+        return None;
+    }
+    let number = state.first_message.wrapping_add(position as u32);
+    let message = state.messages.get_mut(position)?;
+    let index = message.next;
+    message.next += 1;
+    if message.all_sent() {
+        state.sending += 1;
+    }
+    Some((number, index, false))
+}
+
+/// Where the payload of a packet that is not the first of its message goes, if that is known and free.
+/// Nothing changes: the packet is not verified yet.
+fn landing_place<'a, S, T: AsMut<[u8]>>(
+    state: &'a mut ViState<S, T>,
+    header: &Header,
+    range: &std::ops::Range<u64>,
+) -> Option<&'a mut [u8]> {
+    let place = match state.arriving.get_mut(&header.message) {
+        Some(message) if message.landed.is_free(range) => message.place.as_mut()?,
+        Some(_) => return None,
+        None if header.flags.has(HeaderFlags::TOKEN) || header.flags.has(HeaderFlags::UNRELIABLE) => return None,
+        None if header.message.wrapping_sub(state.next_delivery) as usize >= MESSAGES_AHEAD => return None,
+        None => state.places.peek(header.receive)?,
+    };
+    place.target.as_mut()?.as_mut().get_mut(range.start as usize..range.end as usize)
+}
+
+/// Unreliable messages before this one that are not complete never will be: their places are for the
+/// next ones.
+fn abandon_before<S, T>(state: &mut ViState<S, T>, message: u32) {
+    if message.wrapping_sub(state.next_delivery) > u32::MAX / 2 {
+        return;
+    }
+    let later = state.arriving.split_off(&message);
+    let abandoned = std::mem::replace(&mut state.arriving, later);
+    for place in abandoned.into_values().rev().filter_map(|message| message.place) {
+        state.places.give_back(place);
+    }
+    state.next_delivery = message;
+}
+
+fn capacity<T: AsMut<[u8]>>(place: &mut Incoming<T>) -> usize {
+    place.target.as_mut().map_or(0, |target| target.as_mut().len())
+}
+
+type Acknowledged = (Duration, Vec<(u64, u32)>, Vec<(u32, u32)>);
+
+/// Delay, ranges (start and length), credits (VI and credit).
+fn parse_acknowledgement(payload: &[u8]) -> Option<Acknowledged> {
+    let (delay, rest) = payload.split_first_chunk::<4>()?;
+    let (count, mut rest) = rest.split_first()?;
+    let mut ranges = Vec::with_capacity(usize::from(*count));
+    for _ in 0..*count {
+        let (start, after) = rest.split_first_chunk::<8>()?;
+        let (length, after) = after.split_first_chunk::<4>()?;
+        ranges.push((u64::from_le_bytes(*start), u32::from_le_bytes(*length)));
+        rest = after;
+    }
+    let (count, mut rest) = rest.split_first()?;
+    let mut credits = Vec::with_capacity(usize::from(*count));
+    for _ in 0..*count {
+        let (vi, after) = rest.split_first_chunk::<4>()?;
+        let (credit, after) = after.split_first_chunk::<4>()?;
+        credits.push((u32::from_le_bytes(*vi), u32::from_le_bytes(*credit)));
+        rest = after;
+    }
+    let delay = Duration::from_micros(u64::from(u32::from_le_bytes(*delay)));
+    rest.is_empty().then_some((delay, ranges, credits))
+}
+
+/// Most control bytes of a message.
+pub const CONTROL_BYTES_MAX: usize = 128;
+/// Longest run of packets that a header acknowledges.
+const RUN_MAX: u64 = 0xffff;
+/// Ranges in an acknowledgement packet, the latest ones.
+const RANGES_TOLD: usize = 32;
+/// Ranges that are kept to be told.
+const RANGES_KEPT: usize = 256;
+const CREDITS_TOLD: usize = 64;
+/// Messages of a VI that may arrive before an earlier one is complete.
+const MESSAGES_AHEAD: usize = 4096;
+/// What is sent in one go although the pace would spread it.
+const PULSE: Duration = Duration::from_micros(500);
+
+#[cfg(test)]
+mod tests;

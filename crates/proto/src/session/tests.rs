@@ -1,0 +1,514 @@
+//! Two sessions and a network between them that loses, repeats, reorders, damages and delays, all from a
+//! seed.
+
+use super::*;
+use crate::SeededEntropy;
+use crate::entropy::Entropy;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+type Side = Session<Vec<u8>, Vec<u8>>;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Weather {
+    loss: f64,
+    duplication: f64,
+    reordering: f64,
+    corruption: f64,
+    delay_us: u64,
+    jitter_us: u64,
+    /// Nothing passes between these moments, in milliseconds.
+    partition_ms: Option<(u64, u64)>,
+}
+
+struct Random(SeededEntropy);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        self.0.fill(&mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+
+    fn chance(&mut self, probability: f64) -> bool {
+        ((self.next() >> 11) as f64 / (1u64 << 53) as f64) < probability
+    }
+}
+
+/// When it arrives, which it is, for whom, and the packet.
+type Flying = (Duration, u64, usize, Vec<u8>);
+
+struct World {
+    sides: [Side; 2],
+    now: Duration,
+    on_the_way: BinaryHeap<Reverse<Flying>>,
+    posted: u64,
+    weather: Weather,
+    random: Random,
+    events: [Vec<Event<Vec<u8>, Vec<u8>>>; 2],
+    packets: u64,
+}
+
+fn offer(session: u32) -> Offer {
+    Offer { session, message_bytes_max: 64 << 20, death_ms: 10_000, incarnation: u64::from(session) }
+}
+
+fn plain(number: u32, peer: u32, config: &SessionConfig) -> Side {
+    let established = Established { sealing: Sealing::checksummed(), peer: offer(peer), fingerprint: None };
+    Session::new(established, number, config.clone(), Duration::ZERO)
+}
+
+/// Two sides that have met by a real handshake.
+fn sealed(seed: u64, config: &SessionConfig) -> [Side; 2] {
+    let mut entropy = SeededEntropy::new(seed);
+    let key = crate::ClusterKey::from_random([7; 32]);
+    let (initiator, hello) = crate::Initiator::new(Some(&key), offer(1), &mut entropy).unwrap();
+    let (theirs, welcome) = crate::respond(&crate::Keys::new(key), &hello, offer(2), &mut entropy).unwrap();
+    let ours = initiator.handle_welcome(&welcome).map_err(|(_, error)| error).unwrap();
+    let side = |established, number| Session::new(established, number, config.clone(), Duration::ZERO);
+    [side(ours, 1), side(theirs, 2)]
+}
+
+impl World {
+    fn new(seed: u64, weather: Weather, sides: [Side; 2]) -> World {
+        let mut world = World {
+            sides,
+            now: Duration::ZERO,
+            on_the_way: BinaryHeap::new(),
+            posted: 0,
+            weather,
+            random: Random(SeededEntropy::new(seed)),
+            events: [Vec::new(), Vec::new()],
+            packets: 0,
+        };
+        for side in &mut world.sides {
+            for vi in 1..=VIS {
+                side.open_vi(vi, vi, Assurance::Reliable).unwrap();
+            }
+        }
+        world
+    }
+
+    fn fine(seed: u64) -> World {
+        let config = SessionConfig::default();
+        World::new(seed, Weather { delay_us: 50, ..Weather::default() }, [plain(1, 2, &config), plain(2, 1, &config)])
+    }
+
+    fn toss(&mut self, from: usize, packet: &[u8]) {
+        self.packets += 1;
+        let ms = self.now.as_millis() as u64;
+        let apart = self.weather.partition_ms.is_some_and(|(start, end)| (start..end).contains(&ms));
+        if apart || self.random.chance(self.weather.loss) {
+            return;
+        }
+        let copies = if self.random.chance(self.weather.duplication) { 2 } else { 1 };
+        for _ in 0..copies {
+            let mut packet = packet.to_vec();
+            if self.random.chance(self.weather.corruption) {
+                let bit = self.random.below(packet.len() as u64 * 8);
+                packet[(bit / 8) as usize] ^= 1 << (bit % 8);
+            }
+            let mut delay = self.weather.delay_us + self.random.below(self.weather.jitter_us + 1);
+            if self.random.chance(self.weather.reordering) {
+                delay += self.random.below(2000);
+            }
+            self.posted += 1;
+            let at = self.now + Duration::from_micros(delay);
+            self.on_the_way.push(Reverse((at, self.posted, 1 - from, packet)));
+        }
+    }
+
+    fn pump(&mut self) {
+        for from in 0..2 {
+            let mut out = Vec::new();
+            while let Some(segment) = self.sides[from].poll_transmit(self.now, 16, &mut out) {
+                assert!(segment > 0 && !out.is_empty());
+                for packet in std::mem::take(&mut out).chunks(segment) {
+                    self.toss(from, packet);
+                }
+            }
+            while let Some(event) = self.sides[from].poll_event() {
+                self.events[from].push(event);
+            }
+        }
+    }
+
+    /// Goes to the next thing that happens; false if nothing ever will, or it is past `until`.
+    fn step(&mut self, until: Duration) -> bool {
+        self.pump();
+        let arrival = self.on_the_way.peek().map(|Reverse(packet)| packet.0);
+        let timeout = self.sides.iter().filter_map(Session::poll_timeout).min();
+        let Some(next) = [arrival, timeout].into_iter().flatten().min() else { return false };
+        if next > until {
+            self.now = until;
+            return false;
+        }
+        self.now = self.now.max(next);
+        while self.on_the_way.peek().is_some_and(|Reverse(packet)| packet.0 <= self.now) {
+            let Some(Reverse((_, _, to, packet))) = self.on_the_way.pop() else { break };
+            let _ = self.sides[to].handle_packet(self.now, &packet);
+        }
+        for side in &mut self.sides {
+            if side.poll_timeout().is_some_and(|at| at <= self.now) {
+                side.handle_timeout(self.now);
+            }
+        }
+        true
+    }
+
+    fn run(&mut self, limit: Duration, mut done: impl FnMut(&World) -> bool) -> bool {
+        let until = self.now + limit;
+        loop {
+            self.pump();
+            if done(self) {
+                return true;
+            }
+            if !self.step(until) {
+                self.pump();
+                return done(self);
+            }
+        }
+    }
+}
+
+fn send(token: u64, payload: Vec<u8>) -> Outgoing<Vec<u8>> {
+    Outgoing { token, control: Vec::new(), immediate: token as u32, payload_token: None, payload: Some(payload) }
+}
+
+fn place(token: u64, bytes: usize) -> Incoming<Vec<u8>> {
+    Incoming { token, target: Some(vec![0; bytes]) }
+}
+
+/// The bytes of message `number` on a VI: recognisable anywhere.
+fn content(vi: u32, number: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at as u64 ^ number.wrapping_mul(31) ^ u64::from(vi) << 3) as u8).collect()
+}
+
+fn received(events: &[Event<Vec<u8>, Vec<u8>>]) -> usize {
+    events.iter().filter(|event| matches!(event, Event::Received { status: Ok(()), .. })).count()
+}
+
+/// Sends `count` messages of random lengths each way on every VI, and checks each byte.
+fn exchange(seed: u64, weather: Weather, sides: [Side; 2], count: u64, bytes_max: u64) -> World {
+    let mut world = World::new(seed, weather, sides);
+    let mut expected: HashMap<(usize, u32), VecDeque<Vec<u8>>> = HashMap::new();
+    let mut to_post: HashMap<(usize, u32), u64> = HashMap::new();
+    for side in 0..2 {
+        for vi in 1..=VIS {
+            for number in 0..count {
+                let bytes = if world.random.chance(0.5) { 40 } else { bytes_max };
+                let payload = content(vi, number, world.random.below(bytes + 1) as usize);
+                expected.entry((1 - side, vi)).or_default().push_back(payload.clone());
+                world.sides[side].post_send(vi, send(number, payload)).unwrap();
+            }
+            to_post.insert((side, vi), count);
+        }
+    }
+    let total = (2 * u64::from(VIS) * count) as usize;
+    let deadline = Duration::from_secs(600);
+    loop {
+        // Receives are posted a few at a time: senders have to wait for credit.
+        for ((side, vi), left) in &mut to_post {
+            let few = world.random.below(3).min(*left);
+            for _ in 0..few {
+                world.sides[*side].post_receive(*vi, place(count - *left, bytes_max as usize)).unwrap();
+                *left -= 1;
+            }
+        }
+        let done = received(&world.events[0]) + received(&world.events[1]);
+        if done == total {
+            break;
+        }
+        assert!(world.step(deadline) && world.now < deadline, "seed {seed}: stuck with {done} of {total}");
+    }
+    world.run(Duration::from_secs(60), |world| {
+        let sent = |event: &Event<Vec<u8>, Vec<u8>>| matches!(event, Event::Sent { .. });
+        world.events.iter().flatten().filter(|event| sent(event)).count() == total
+    });
+    for side in 0..2 {
+        let mut next_sent: HashMap<u32, u64> = HashMap::new();
+        for event in std::mem::take(&mut world.events[side]) {
+            match event {
+                Event::Sent { vi, token, status, .. } => {
+                    let next = next_sent.entry(vi).or_default();
+                    assert_eq!((token, status), (*next, Ok(())), "seed {seed}: completions in order");
+                    *next += 1;
+                }
+                Event::Received { vi, target, length, status, immediate, token, .. } => {
+                    assert_eq!(status, Ok(()), "seed {seed}");
+                    let want = expected.get_mut(&(side, vi)).and_then(VecDeque::pop_front).expect("one too many");
+                    assert_eq!(&target.unwrap()[..length], &want[..], "seed {seed}: message {immediate} on {vi}");
+                    assert_eq!(u64::from(immediate), token, "seed {seed}: each in its own receive, in order");
+                }
+                Event::Ended(ending) => panic!("seed {seed}: ended: {ending}"),
+            }
+        }
+        assert!(next_sent.values().all(|sent| *sent == count), "seed {seed}: {next_sent:?}");
+    }
+    assert!(expected.values().all(VecDeque::is_empty), "seed {seed}");
+    world
+}
+
+fn stormy(seed: u64) -> Weather {
+    let mut random = Random(SeededEntropy::new(seed ^ 0x5eed));
+    let rate = |random: &mut Random, most: f64| {
+        if random.chance(0.3) { 0.0 } else { random.below(1000) as f64 / 1000.0 * most }
+    };
+    Weather {
+        loss: rate(&mut random, 0.2),
+        duplication: rate(&mut random, 0.1),
+        reordering: rate(&mut random, 0.2),
+        corruption: rate(&mut random, 0.05),
+        delay_us: random.below(20_000),
+        jitter_us: random.below(3_000),
+        partition_ms: random.chance(0.2).then(|| (50, 50 + random.below(3_000))),
+    }
+}
+
+#[test]
+fn a_message_arrives_and_both_are_told() {
+    let mut world = World::fine(1);
+    world.sides[1].post_receive(1, place(9, 100)).unwrap();
+    world.sides[0].post_send(1, send(5, b"hello".to_vec())).unwrap();
+    assert!(world.run(Duration::from_secs(1), |world| received(&world.events[1]) == 1));
+    assert!(world.run(Duration::from_secs(1), |world| !world.events[0].is_empty()));
+    assert!(matches!(&world.events[0][0], Event::Sent { vi: 1, token: 5, status: Ok(()), .. }));
+    let Event::Received { token, target: Some(target), length, immediate, .. } = &world.events[1][0] else { panic!() };
+    assert_eq!((*token, &target[..*length], *immediate), (9, &b"hello"[..], 5));
+    assert!(world.now < Duration::from_millis(10), "it took {:?}", world.now);
+}
+
+#[test]
+fn any_weather_delivers_exactly_once_and_in_order() {
+    let seeds = std::env::var("HIGHWIRE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let range = seeds.map_or(0..SEEDS, |seed: u64| seed..seed + 1);
+    for seed in range {
+        let config = SessionConfig::default();
+        exchange(seed, stormy(seed), [plain(1, 2, &config), plain(2, 1, &config)], 6, 6000);
+    }
+}
+
+#[test]
+fn sealed_sessions_do_the_same() {
+    for seed in 0..SEEDS / 10 {
+        exchange(seed, stormy(seed), sealed(seed, &SessionConfig::default()), 6, 6000);
+    }
+}
+
+#[test]
+fn a_fifth_lost_is_progress_still() {
+    let config = SessionConfig::default();
+    let weather = Weather { loss: 0.2, delay_us: 500, ..Weather::default() };
+    let world = exchange(3, weather, [plain(1, 2, &config), plain(2, 1, &config)], 3, 200_000);
+    let stats = world.sides[0].stats();
+    assert!(stats.packets_again > 0 && stats.packets_again < stats.packets_sent, "{stats:?}");
+}
+
+#[test]
+fn one_who_posts_no_receive_holds_back_its_own_vi_and_no_other() {
+    let mut world = World::fine(4);
+    for number in 0..20 {
+        world.sides[0].post_send(1, send(number, content(1, number, 5000))).unwrap();
+        world.sides[0].post_send(2, send(number, content(2, number, 5000))).unwrap();
+        world.sides[1].post_receive(2, place(number, 5000)).unwrap();
+    }
+    assert!(world.run(Duration::from_secs(2), |world| received(&world.events[1]) == 20));
+    let packets = world.packets;
+    assert!(!world.run(Duration::from_secs(2), |world| received(&world.events[1]) > 20));
+    assert!(world.packets < packets + 40, "the one held back keeps quiet: {} packets", world.packets - packets);
+    for number in 0..20 {
+        world.sides[1].post_receive(1, place(number, 5000)).unwrap();
+    }
+    assert!(world.run(Duration::from_secs(2), |world| received(&world.events[1]) == 40));
+}
+
+#[test]
+fn a_silent_peer_is_dead_after_the_death_time_and_everything_comes_back() {
+    let mut world = World::fine(5);
+    world.weather.partition_ms = Some((0, u64::MAX));
+    world.sides[0].post_send(1, send(1, vec![1; 10_000])).unwrap();
+    world.sides[0].post_receive(2, place(2, 10)).unwrap();
+    let death = Ending::Silence(Duration::from_secs(10));
+    assert!(world.run(Duration::from_secs(11), |world| world.sides[0].ended() == Some(death)));
+    world.pump();
+    let events = &world.events[0];
+    assert!(
+        matches!(&events[0], Event::Sent { token: 1, payload: Some(payload), status: Err(_), .. } if payload.len() == 10_000)
+    );
+    assert!(matches!(&events[1], Event::Received { token: 2, status: Err(_), .. }));
+    assert!(matches!(&events[2], Event::Ended(ending) if *ending == death));
+    assert!(world.now >= Duration::from_secs(10));
+}
+
+#[test]
+fn an_idle_session_stays_alive_with_few_packets() {
+    let mut world = World::fine(6);
+    assert!(!world.run(Duration::from_secs(60), |world| world.sides.iter().any(|side| side.ended().is_some())));
+    assert!(world.packets < 120, "{} packets in a minute", world.packets);
+}
+
+#[test]
+fn a_partition_shorter_than_death_is_survived() {
+    let mut world = World::fine(7);
+    world.weather.partition_ms = Some((1, 8_000));
+    world.sides[1].post_receive(1, place(0, 300_000)).unwrap();
+    world.sides[0].post_send(1, send(0, content(1, 0, 300_000))).unwrap();
+    assert!(world.run(Duration::from_secs(20), |world| received(&world.events[1]) == 1));
+}
+
+#[test]
+fn a_machine_that_was_suspended_asks_before_it_gives_up() {
+    let mut world = World::fine(8);
+    assert!(!world.run(Duration::from_secs(1), |_| false));
+    // An hour later: its clock has jumped, and the peer's has not noticed.
+    world.sides[0].handle_timeout(world.now + Duration::from_secs(3600));
+    assert_eq!(world.sides[0].ended(), None);
+}
+
+#[test]
+fn closing_delivers_what_was_sent_and_tells_both() {
+    let config = SessionConfig::default();
+    let weather = Weather { loss: 0.1, delay_us: 300, ..Weather::default() };
+    let mut world = World::new(9, weather, [plain(1, 2, &config), plain(2, 1, &config)]);
+    world.sides[1].post_receive(1, place(0, 100_000)).unwrap();
+    world.sides[1].post_receive(1, place(1, 100_000)).unwrap();
+    world.sides[0].post_send(1, send(0, content(1, 0, 100_000))).unwrap();
+    world.sides[0].close();
+    assert!(world.sides[0].post_send(1, send(1, vec![])).is_err());
+    assert!(world.run(Duration::from_secs(20), |world| world.sides.iter().all(|side| side.ended().is_some())));
+    world.pump();
+    assert_eq!(world.sides[0].ended(), Some(Ending::Closed));
+    assert_eq!(world.sides[1].ended(), Some(Ending::PeerClosed));
+    assert_eq!(received(&world.events[1]), 1);
+    assert!(matches!(&world.events[0][0], Event::Sent { status: Ok(()), .. }));
+    assert!(matches!(world.events[1].last(), Some(Event::Ended(Ending::PeerClosed))));
+}
+
+#[test]
+fn a_message_longer_than_its_place_is_a_named_error_and_the_next_arrives() {
+    let mut world = World::fine(10);
+    world.sides[1].post_receive(1, place(0, 100)).unwrap();
+    world.sides[1].post_receive(1, place(1, 100)).unwrap();
+    world.sides[0].post_send(1, send(0, vec![1; 5000])).unwrap();
+    world.sides[0].post_send(1, send(1, vec![2; 50])).unwrap();
+    assert!(world.run(Duration::from_secs(2), |world| received(&world.events[1]) == 1));
+    let Event::Received { status, token, .. } = &world.events[1][0] else { panic!() };
+    assert_eq!((*token, *status), (0, Err(Ending::TooLong { message: 5000, buffer: 100 })));
+}
+
+#[test]
+fn a_payload_lands_where_its_token_says_whatever_comes_between() {
+    let mut world = World::fine(11);
+    world.sides[1].post_receive(1, place(1, 100)).unwrap();
+    world.sides[1].expect(1, 77, place(2, 9000)).unwrap();
+    let named = Outgoing { payload_token: Some(77), ..send(5, content(1, 5, 9000)) };
+    world.sides[0].post_send(1, named).unwrap();
+    world.sides[0].post_send(1, send(6, vec![6; 10])).unwrap();
+    // Nobody expects this one: it is dropped, and its sender is not held up.
+    world.sides[0].post_send(1, Outgoing { payload_token: Some(78), ..send(7, vec![7; 10]) }).unwrap();
+    assert!(world.run(Duration::from_secs(2), |world| world.events[0].len() == 3 && received(&world.events[1]) == 2));
+    let Event::Received { token: 2, target: Some(target), payload_token: Some(77), .. } = &world.events[1][0] else {
+        panic!("{:?}", world.events[1])
+    };
+    assert_eq!(target, &content(1, 5, 9000));
+    assert!(matches!(&world.events[1][1], Event::Received { token: 1, length: 10, .. }));
+}
+
+#[test]
+fn an_unreliable_message_is_lost_or_whole_and_never_comes_twice() {
+    let config = SessionConfig::default();
+    let weather = Weather { loss: 0.3, duplication: 0.2, delay_us: 100, ..Weather::default() };
+    let mut world = World::new(12, weather, [plain(1, 2, &config), plain(2, 1, &config)]);
+    for side in &mut world.sides {
+        side.open_vi(50, 50, Assurance::Unreliable).unwrap();
+    }
+    for number in 0..200 {
+        world.sides[1].post_receive(50, place(number, 3000)).unwrap();
+        world.sides[0].post_send(50, send(number, content(50, number, 3000))).unwrap();
+    }
+    assert!(world.run(Duration::from_secs(5), |world| world.events[0].len() == 200), "all of them left");
+    world.run(Duration::from_secs(1), |_| false);
+    let mut last = None;
+    for event in &world.events[1] {
+        let Event::Received { immediate, target: Some(target), status: Ok(()), .. } = event else {
+            panic!("{event:?}")
+        };
+        assert_eq!(target, &content(50, u64::from(*immediate), 3000));
+        assert!(last < Some(*immediate), "in order, once");
+        last = Some(*immediate);
+    }
+    let got = world.events[1].len();
+    assert!(got > 20 && got < 180, "{got} of 200 arrived");
+}
+
+#[test]
+fn forged_replayed_and_foreign_packets_change_nothing() {
+    let mut world =
+        World::new(13, Weather { delay_us: 10, ..Weather::default() }, sealed(13, &SessionConfig::default()));
+    world.sides[1].post_receive(1, place(0, 4000)).unwrap();
+    world.sides[0].post_send(1, send(0, content(1, 0, 4000))).unwrap();
+    let mut out = Vec::new();
+    let segment = world.sides[0].poll_transmit(Duration::ZERO, 16, &mut out);
+    assert_eq!(segment, None, "nothing leaves without credit");
+    world.pump();
+    while world.sides[0].poll_transmit(world.now, 1, &mut out).is_none() {
+        assert!(world.step(Duration::from_secs(1)));
+    }
+    let before = world.sides[1].stats();
+    for bit in 0..out.len() * 8 {
+        let mut forged = out.clone();
+        forged[bit / 8] ^= 1 << (bit % 8);
+        assert!(world.sides[1].handle_packet(world.now, &forged).is_err(), "bit {bit}");
+    }
+    for length in 0..out.len() {
+        assert!(world.sides[1].handle_packet(world.now, &out[..length]).is_err(), "cut to {length}");
+    }
+    let after = world.sides[1].stats();
+    assert_eq!((before.packets_received, before.messages_received), (after.packets_received, after.messages_received));
+    assert!(world.sides[1].handle_packet(world.now, &out).is_ok());
+    assert!(matches!(world.sides[1].handle_packet(world.now, &out), Err(Dropped::Replayed(_))));
+    let stats = world.sides[1].stats();
+    assert!(world.run(Duration::from_secs(1), |world| received(&world.events[1]) == 1), "{stats:?}");
+}
+
+#[test]
+fn an_acknowledgement_of_what_was_never_sent_is_not_believed() {
+    let mut world = World::fine(14);
+    world.sides[1].post_receive(1, place(0, 100)).unwrap();
+    world.sides[0].post_send(1, send(0, vec![1; 50])).unwrap();
+    let mut header = Header::new(Kind::Probe);
+    (header.session, header.ack, header.number) = (1, 1000 << 16 | 1000, 0);
+    let mut packet = vec![0; Header::BYTES];
+    header.write(&mut packet);
+    Sealing::checksummed().seal(&mut packet).unwrap();
+    world.sides[0].handle_packet(Duration::ZERO, &packet).unwrap();
+    assert!(world.sides[0].poll_event().is_none());
+}
+
+#[test]
+fn limits_are_refusals_with_their_number() {
+    let config = SessionConfig { messages_max: 2, receives_max: 2, vis_max: 4, ..SessionConfig::default() };
+    let mut side = plain(1, 2, &config);
+    assert_eq!(side.post_send(9, send(0, vec![])).unwrap_err().0, Refusal::UnknownVi(9));
+    for vi in 1..=4 {
+        side.open_vi(vi, vi, Assurance::Reliable).unwrap();
+    }
+    assert_eq!(side.open_vi(5, 5, Assurance::Reliable), Err(Refusal::NoSuchRoom { vi: 5, limit: 4 }));
+    side.post_send(1, send(0, vec![])).unwrap();
+    side.post_send(1, send(1, vec![])).unwrap();
+    assert_eq!(side.post_send(1, send(2, vec![])).unwrap_err().0, Refusal::Full { limit: 2 });
+    side.post_receive(1, place(0, 1)).unwrap();
+    side.post_receive(1, place(1, 1)).unwrap();
+    assert_eq!(side.post_receive(1, place(2, 1)).unwrap_err().0, Refusal::Full { limit: 2 });
+    let long = Outgoing { control: vec![0; 129], ..send(0, vec![]) };
+    assert_eq!(side.post_send(2, long).unwrap_err().0, Refusal::ControlTooLong { bytes: 129, limit: 128 });
+    let huge = send(0, vec![0; (64 << 20) + 1]);
+    assert_eq!(side.post_send(2, huge).unwrap_err().0, Refusal::TooLong { bytes: (64 << 20) + 1, limit: 64 << 20 });
+}
+
+const VIS: u32 = 3;
+const SEEDS: u64 = 1000;
