@@ -5,7 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod entropy;
+mod key_file;
 mod simulation;
 
 pub use engine::{Engine, EngineCounters};
+pub use entropy::SystemEntropy;
+pub use key_file::{KeyFileError, create_key, read_key};
 pub use simulation::{Outcome, Report, Scenario, Simulation};

@@ -3,6 +3,8 @@
 
 mod bench;
 mod demo;
+mod key;
+mod simulate;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use highwire_bench::BenchError;
@@ -33,6 +35,14 @@ enum Command {
     /// `raw-ring`, the floor, taken round by round.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Make the key that the nodes of a cluster know each other by
+    #[command(subcommand)]
+    Key(key::KeyCommand),
+    /// Replay a run of the protocol between hosts in virtual time, from a seed
+    ///
+    /// Two ends exchange messages over a simulated network that loses, repeats, reorders, damages and
+    /// delays packets and falls apart for a while; the seed decides everything. Every byte is checked.
+    Simulate(simulate::SimulateArgs),
     /// The second process of a measurement
     #[command(name = highwire_bench::PEER_COMMAND, hide = true)]
     BenchPeer {
@@ -69,6 +79,8 @@ fn main() -> ExitCode {
     exit(match command {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(bench) => bench::run(bench),
+        Command::Key(command) => key::run(command),
+        Command::Simulate(args) => simulate::run(&args),
         Command::BenchPeer { parent } => {
             // What went wrong was told to the process that measures, and is its to report.
             return highwire_bench::serve_peer(parent).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);

@@ -38,12 +38,43 @@ fn a_wrong_command_line_ends_with_2_and_says_what_is_right() {
         (&["bench", "connections", "--sizes", "1000000"], "4000"),
         (&["bench", "connections", "--contestants", "vi"], "--contestants"),
         (&["bench", "latency", "--one-core", "--state", "near"], "cannot be used with"),
+        (&["key"], "Commands:"),
+        (&["key", "new"], "<FILE>"),
+        (&["simulate", "--runs", "0"], "0 is not in 1..=1000000"),
     ];
     for (arguments, expected) in cases {
         let wrong = place.highwire(arguments).assert().code(2);
         assert!(stderr(&wrong).contains(expected), "{arguments:?}: {expected:?} is missing in:\n{}", stderr(&wrong));
         assert_eq!(stdout(&wrong), "", "{arguments:?}: what is wrong is no output");
     }
+}
+
+#[test]
+fn a_simulation_is_the_same_for_the_same_seed_and_says_how_it_ended() {
+    let place = Place::new();
+    let run = |arguments: &[&str]| stdout(&place.highwire(arguments).assert().code(0));
+    let one = run(&["simulate", "--seed", "71"]);
+    assert_eq!(one, run(&["simulate", "--seed", "71"]));
+    assert!(one.contains("seed       71") && one.contains("outcome    Delivered"), "{one}");
+    let several = run(&["simulate", "--seed", "5", "--runs", "3"]);
+    assert_eq!(several.lines().count(), 4, "{several}");
+    let report: Value = serde_json::from_str(&run(&["simulate", "--json"])).unwrap();
+    assert_eq!((&report["seed"], &report["right"]), (&Value::from(0), &Value::from(true)));
+}
+
+#[test]
+fn a_key_is_made_once_and_shown_by_its_fingerprint() {
+    let place = Place::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cluster.key");
+    let file = file.to_str().unwrap();
+    let made = stdout(&place.highwire(&["key", "new", file]).assert().code(0));
+    assert_eq!(made, stdout(&place.highwire(&["key", "show", file]).assert().code(0)));
+    assert!(!std::fs::read_to_string(file).unwrap().is_empty());
+    let again = place.highwire(&["key", "new", file]).assert().code(1);
+    assert!(stderr(&again).contains("never overwritten"), "{}", stderr(&again));
+    let missing = place.highwire(&["key", "show", "/nowhere/at/all"]).assert().code(1);
+    assert!(stderr(&missing).contains("/nowhere/at/all"), "{}", stderr(&missing));
 }
 
 #[test]

@@ -107,7 +107,7 @@ impl RateBased {
             self.rates.pop_front();
         }
         // A sender that had nothing to send shows less than the path can do.
-        if held_back && self.rate().is_some_and(|best| best > rate) {
+        if held_back && self.rate().is_none_or(|best| best > rate) {
             return;
         }
         while self.rates.back().is_some_and(|(_, earlier)| *earlier <= rate) {
@@ -202,7 +202,12 @@ impl Controller for RateBased {
     }
 
     fn pace(&self) -> Option<u64> {
-        self.rate().map(|rate| ((rate as f64 * self.gain()) as u64).max(PACE_LEAST))
+        // Before the path is known, the first window goes in a round trip whatever was seen so far.
+        let least = match self.mode {
+            Mode::Startup => (WINDOW_PACKETS_FIRST * self.packet) as f64 / self.round_trip_least.as_secs_f64(),
+            _ => PACE_LEAST as f64,
+        };
+        self.rate().map(|rate| (rate as f64 * self.gain()).max(least) as u64)
     }
 }
 

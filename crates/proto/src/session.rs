@@ -389,6 +389,12 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
     }
 
+    /// What the controller knows, for people.
+    pub fn explain_controller(&self) -> String {
+        let (window, pace) = (self.controller.window(), self.controller.pace());
+        format!("window {window}, pace {pace:?}, {:?}, {:?}", self.trip, self.controller)
+    }
+
     /// The smoothed round trip.
     pub fn round_trip(&self) -> Duration {
         self.trip.smoothed()
@@ -655,7 +661,11 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
         let full = self.config.segment + Header::BYTES;
         let mut count = 0;
-        while count < segments && self.can_send_now(now) {
+        // The pace says when a pulse begins, not how long it is: a system call carries many packets as
+        // cheaply as one. What goes too early now makes the next pulse later.
+        while count < segments
+            && (if count == 0 { self.can_send_now(now) } else { self.has_window() && self.has_data() })
+        {
             let before = out.len();
             if !self.write_data(now, out) {
                 break;
@@ -878,8 +888,10 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         self.last_sent = now;
         if let Some(pace) = self.controller.pace() {
             let interval = Duration::from_secs_f64(f64::from(bytes) / pace as f64);
-            // A pulse goes at once: what was not sent in the last moment may be caught up on.
-            self.next_send = self.next_send.max(now.saturating_sub(PULSE)) + interval;
+            // What was not sent in the last moment may be caught up on.
+            let next = self.next_send.max(now.saturating_sub(CATCH_UP)) + interval;
+            // The pace of a moment ago does not bind for long.
+            self.next_send = next.min(now + AHEAD_MAX);
         }
         if self.probe_by.is_none() {
             self.set_probe_timer(now);
@@ -1324,8 +1336,10 @@ const RANGES_KEPT: usize = 256;
 const CREDITS_TOLD: usize = 64;
 /// Messages of a VI that may arrive before an earlier one is complete.
 const MESSAGES_AHEAD: usize = 4096;
-/// What is sent in one go although the pace would spread it.
-const PULSE: Duration = Duration::from_micros(500);
+/// How much of a late start is made good.
+const CATCH_UP: Duration = Duration::from_micros(100);
+/// How far one pulse puts off the next.
+const AHEAD_MAX: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests;
