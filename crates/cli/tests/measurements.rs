@@ -1,25 +1,25 @@
-//! The command as a user meets it. No figure is judged here: that is for `highwire bench` itself.
+//! What `highwire bench` and `demo` print and write. No figure is judged here: that is for the reader of a
+//! report.
 
 use assert_cmd::Command;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Read;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The command, with a place of its own for names, and alone: measurements beside each other would
 /// wait for each other's CPUs.
 struct Highwire {
     runtime: tempfile::TempDir,
-    _alone: File,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Highwire {
     fn new() -> Highwire {
-        let lock = File::create(std::env::temp_dir().join("highwire-command-tests.lock")).unwrap();
-        lock.lock().unwrap();
-        Highwire { runtime: tempfile::tempdir().unwrap(), _alone: lock }
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Highwire { runtime: tempfile::tempdir().unwrap(), _alone: alone }
     }
 
     fn run(&self, line: &str) -> Command {
@@ -49,34 +49,6 @@ fn sizes(json: &Value) -> BTreeSet<u64> {
 
 fn one_cpu() -> bool {
     std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1)
-}
-
-#[test]
-fn without_arguments_it_helps() {
-    let highwire = Highwire::new();
-    let output = highwire.run("").assert().success().get_output().stdout.clone();
-    for part in ["demo", "bench", "Exit codes"] {
-        assert!(text(&output).contains(part), "{part:?} is missing in\n{}", text(&output));
-    }
-    assert!(!text(&output).contains("bench-peer"), "the second process is nobody's business");
-}
-
-#[test]
-fn a_wrong_command_line_is_code_two_and_says_what_is_wrong() {
-    let highwire = Highwire::new();
-    for (line, said) in [
-        ("nonsense", "nonsense"),
-        ("bench latency --contestants vy", "there is no contestant"),
-        ("bench latency --sizes 0", "number of bytes above 0"),
-        ("bench latency --sizes 99M", "is more than"),
-        ("bench connections --sizes 1000000", "is more than"),
-        ("bench latency --seconds never", "0.5 to 86400"),
-        ("bench latency --state middle", "near"),
-        ("bench latency --state near --one-core", "cannot be used with"),
-    ] {
-        let output = highwire.run(line).assert().code(2).get_output().stderr.clone();
-        assert!(text(&output).contains(said), "`highwire {line}` said\n{}", text(&output));
-    }
 }
 
 #[test]
@@ -160,56 +132,4 @@ fn on_one_core_nobody_spins() {
     assert_eq!(json["state"], "one-core");
     let found = names(&json, "contestant");
     assert!(found.contains("vi") && found.contains("unix-block") && !found.contains("raw-ring"), "{found:?}");
-}
-
-#[test]
-fn a_reader_that_leaves_early_is_no_failure() {
-    let highwire = Highwire::new();
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_highwire"))
-        .args(["bench", "latency", "--seconds", "1", "--sizes", "4", "--contestants", "unix-block", "--json"])
-        .env("HIGHWIRE_RUNTIME_DIR", highwire.runtime.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(child.wait().unwrap().success(), "{said}");
-    assert_eq!(said, "");
-}
-
-#[test]
-fn killed_in_the_middle_it_takes_its_second_process_along() {
-    let highwire = Highwire::new();
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_highwire"))
-        .args(["bench", "latency", "--seconds", "30"])
-        .env("HIGHWIRE_RUNTIME_DIR", highwire.runtime.path())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let children = format!("/proc/{0}/task/{0}/children", child.id());
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let peer = loop {
-        let found = std::fs::read_to_string(&children).unwrap_or_default();
-        if let Some(peer) = found.split_whitespace().next() {
-            break peer.to_owned();
-        }
-        assert!(Instant::now() < deadline, "no second process was started");
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    // Let it get into the middle of things.
-    std::thread::sleep(Duration::from_millis(300));
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let alive = || {
-        let status = std::fs::read_to_string(format!("/proc/{peer}/status")).unwrap_or_default();
-        status.contains("highwire") && !status.contains("State:\tZ")
-    };
-    let deadline = Instant::now() + Duration::from_secs(2);
-    while alive() {
-        assert!(Instant::now() < deadline, "process {peer} outlives the one that started it");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
