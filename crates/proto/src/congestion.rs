@@ -182,7 +182,7 @@ impl Controller for RateBased {
     }
 
     fn handle_loss(&mut self, _now: Duration, _bytes: u64) {
-        // The rate of arrival says it all.
+        // The rate of arrival says it all [W-46].
     }
 
     fn handle_silence(&mut self, _now: Duration) {

@@ -121,7 +121,7 @@ struct HalfOpen<S, T> {
     session: Session<S, T>,
     from: SocketAddr,
     since: Duration,
-    /// What tells its hello from others: the first bytes behind the header are fresh each time.
+    /// What tells its hello from others: the first bytes behind the header are fresh each time [W-11].
     hello: [u8; HELLO_MARK],
     welcome: Vec<u8>,
     due: bool,
@@ -170,7 +170,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
         }
     }
 
-    /// Changes the keys while sessions go on: new sessions use the newest, peers may use either.
+    /// Changes the keys while sessions go on: new sessions use the newest, peers may use either [W-61].
     pub fn set_keys(&mut self, keys: Keys) {
         self.keys = keys;
     }
@@ -276,7 +276,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
                 let session = Session::new(established, number, self.config.session.clone(), now);
                 self.half_open.push_back(HalfOpen { session, from, since: now, hello: *mark, welcome, due: true });
             }
-            // Silence: whoever it was learns nothing.
+            // Silence: whoever it was learns nothing [W-8] [W-59].
             Err(_) => self.stats.unanswered += 1,
         }
     }
@@ -290,7 +290,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
         match initiator.handle_welcome(packet) {
             Ok(established) => {
                 let mut session = Session::new(established, number, self.config.session.clone(), now);
-                // The other side gives memory when it sees something sealed.
+                // The other side gives memory when it sees something sealed [W-10].
                 session.ask();
                 self.sessions.insert(number, Open { session, peer: from });
                 self.turns.push_back(number);
@@ -306,7 +306,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
     fn handle_sealed(&mut self, now: Duration, from: SocketAddr, number: u32, packet: &[u8]) {
         if let Some(open) = self.sessions.get_mut(&number) {
             match open.session.handle_packet(now, packet) {
-                // It is authentic, so its sender is where it came from.
+                // It is authentic, so its sender is where it came from [W-60].
                 Ok(()) | Err(Dropped::NoPlace) => open.peer = from,
                 Err(_) => self.stats.dropped += 1,
             }
@@ -329,6 +329,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
         }
     }
 
+    /// [W-58]
     fn forget_stale(&mut self, now: Duration) {
         let keep = self.config.half_open_for;
         self.half_open.retain(|half| now.saturating_sub(half.since) < keep);
@@ -408,6 +409,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
 }
 
 const HELLO_MARK: usize = 32;
+// [W-57]
 const HELLO_INTERVAL: Duration = Duration::from_millis(100);
 const HELLO_INTERVAL_MAX: Duration = Duration::from_millis(300);
 

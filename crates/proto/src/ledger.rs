@@ -34,7 +34,7 @@ pub(crate) struct SentPacket {
 #[derive(Clone, Copy, Debug)]
 enum Entry {
     Live(SentPacket),
-    /// Given up, but its acknowledgement may still come.
+    /// Given up, but its acknowledgement may still come [W-43].
     Lost(Cargo),
     /// Acknowledged, or never to be acknowledged.
     Settled,
@@ -52,7 +52,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// The number of the next packet.
+    /// The number of the next packet [W-30].
     pub(crate) fn next_number(&self) -> u64 {
         self.first + self.entries.len() as u64
     }
@@ -73,7 +73,7 @@ impl Ledger {
         self.entries.push_back(Entry::Live(packet));
     }
 
-    /// A packet that nobody acknowledges has left.
+    /// A packet that nobody acknowledges has left [W-37].
     pub(crate) fn push_unanswered(&mut self) {
         self.entries.push_back(Entry::Settled);
         self.forget_settled();
@@ -107,7 +107,7 @@ impl Ledger {
     }
 
     /// Gives up what is lost by the packet threshold or by time; tells each, and when the next one
-    /// would be lost by time.
+    /// would be lost by time [W-42].
     pub(crate) fn detect_lost(
         &mut self,
         now: Duration,

@@ -2,7 +2,8 @@
 //!
 //! The first packet of a message begins with a preface: total length, immediate data, the payload token
 //! if there is one, the control bytes. Every other packet is nothing but payload. All packets but the
-//! last are full, so packet `index` of a message always carries the same bytes, however often it is sent.
+//! last are full, so packet `index` of a message always carries the same bytes, however often it is sent
+//! [W-31].
 
 use crate::ranges::Ranges;
 use std::collections::{BTreeMap, VecDeque};
@@ -137,11 +138,11 @@ impl<S: AsRef<[u8]>> OutMessage<S> {
 /// A message that is arriving.
 #[derive(Debug)]
 pub(crate) struct InMessage<T> {
-    /// Where it lands; `None` drops it, since nobody expects it any more.
+    /// Where it lands; `None` drops it, since nobody expects it any more [W-48].
     pub place: Option<Incoming<T>>,
     pub preface: Option<Preface>,
     pub landed: Ranges,
-    /// It is longer than its place.
+    /// It is longer than its place [W-51].
     pub too_long: bool,
 }
 

@@ -26,7 +26,7 @@ impl RoundTrip {
             (self.smoothed, self.variation) = (Some(sample), sample / 2);
             return;
         };
-        // A peer that overstates its delay cannot bring the estimate below what was really seen.
+        // A peer that overstates its delay cannot bring the estimate below what was really seen [W-45].
         let adjusted = if sample >= self.least + delay { sample - delay } else { sample };
         self.variation = (self.variation * 3 + smoothed.abs_diff(adjusted)) / 4;
         self.smoothed = Some((smoothed * 7 + adjusted) / 8);

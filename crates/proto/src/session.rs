@@ -228,7 +228,7 @@ pub struct SessionStats {
 struct ViState<S, T> {
     remote: u32,
     assurance: Assurance,
-    // Sending: messages in order, the oldest is number `first_message`.
+    // Sending: messages in order, the oldest is number `first_message` [W-35].
     messages: VecDeque<OutMessage<S>>,
     first_message: u32,
     /// Position of the first message that was not sent in full.
@@ -250,7 +250,7 @@ impl<S: AsRef<[u8]>, T> ViState<S, T> {
         self.messages.get_mut(number.wrapping_sub(self.first_message) as usize)
     }
 
-    /// True if something of it can be sent now, as far as the peer's credit goes.
+    /// True if something of it can be sent now, as far as the peer's credit goes [W-40].
     fn can_send(&self) -> bool {
         !self.again.is_empty() || self.messages.get(self.sending).is_some_and(|message| self.has_credit(message))
     }
@@ -431,7 +431,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         self.vis.remove(&local);
     }
 
-    /// Sends a message; nothing has left before [`Session::poll_transmit`].
+    /// Sends a message; nothing has left before [`Session::poll_transmit`]. Limits are refusals [W-32].
     pub fn post_send(&mut self, vi: u32, message: Outgoing<S>) -> Result<(), (Refusal, Outgoing<S>)> {
         if let Err(refusal) = self.check_send(vi, &message) {
             return Err((refusal, message));
@@ -482,7 +482,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         Ok(())
     }
 
-    /// Gives a place for the message under `token`, whatever comes between.
+    /// Gives a place for the message under `token`, whatever comes between [W-47].
     pub fn expect(&mut self, vi: u32, token: u64, place: Incoming<T>) -> Result<(), (Refusal, Incoming<T>)> {
         if let Err(refusal) = self.check_open() {
             return Err((refusal, place));
@@ -507,7 +507,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
     }
 
-    /// Ends the session when everything sent has arrived; the peer is told.
+    /// Ends the session when everything sent has arrived; the peer is told [W-55].
     pub fn close(&mut self) {
         if self.state == State::Open {
             self.state = State::Draining;
@@ -543,9 +543,11 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             return;
         }
         self.notice_sleep(now);
+        // [W-53]
         if now >= self.last_heard + self.config.death {
             return self.end(Ending::Silence(self.config.death));
         }
+        // [W-52]
         if now >= self.last_sent.max(self.last_heard) + self.config.death / 4 {
             self.probe_wanted = true;
         }
@@ -561,7 +563,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     }
 
     /// A machine that was suspended, or a process that was stopped, has heard nothing for its own
-    /// fault: the peer gets time to answer.
+    /// fault: the peer gets time to answer [W-54].
     fn notice_sleep(&mut self, now: Duration) {
         if now.saturating_sub(self.last_run) > self.config.death / 2 {
             self.last_heard = self.last_heard.max(now.saturating_sub(self.config.death / 2));
@@ -570,7 +572,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         self.last_run = now;
     }
 
-    /// Nothing was acknowledged for long: what was sent first is sent again.
+    /// Nothing was acknowledged for long: what was sent first is sent again [W-44].
     fn probe(&mut self, now: Duration) {
         self.probes += 1;
         self.stats.probes += 1;
@@ -620,6 +622,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
     }
 
+    /// [W-39]
     fn tell_credit_again(&mut self) {
         self.vis.values_mut().for_each(|state| state.credit_untold = true);
         self.acknowledge_now = true;
@@ -760,7 +763,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         true
     }
 
-    /// An unreliable message is complete when it has left.
+    /// An unreliable message is complete when it has left [W-49].
     fn complete_unreliable(&mut self, vi: u32) {
         let Some(state) = self.vis.get_mut(&vi) else { return };
         if state.assurance != Assurance::Unreliable {
@@ -843,7 +846,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         let mut header = self.bare_header(Kind::Ack);
         header.length = (out.len() - begin - Header::BYTES) as u16;
         if has_news {
-            // A credit that is lost would hold its sender back for ever.
+            // A credit that is lost would hold its sender back for ever [W-39].
             header.flags = header.flags.with(HeaderFlags::ACKNOWLEDGE);
         }
         self.seal(&header, begin, out).then_some(())?;
@@ -900,7 +903,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
 
     // ── Receiving ────────────────────────────────────────────────────────────────────────────────
 
-    /// A packet has come. Nothing changes unless it is authentic.
+    /// A packet has come. Nothing changes unless it is authentic [W-28].
     pub fn handle_packet(&mut self, now: Duration, packet: &[u8]) -> Result<(), Dropped> {
         let header = Header::parse(packet).map_err(|_| Dropped::NotOurs)?;
         if header.session != self.number {
@@ -950,7 +953,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     }
 
     /// Verifies the packet. Payload that is expected lands in its place at once; true then. Everything
-    /// else is in `scratch` afterwards.
+    /// else is in `scratch` afterwards [W-33].
     fn open(&mut self, header: &Header, packet: &[u8]) -> Result<bool, Dropped> {
         let range = u64::from(header.offset)..u64::from(header.offset) + u64::from(header.length);
         let plain = header.kind == Kind::Data && !header.flags.has(HeaderFlags::FIRST);
@@ -967,7 +970,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
     }
 
-    /// A data packet that is authentic; false if there is no place for it now.
+    /// A data packet that is authentic; false if there is no place for it now [W-34].
     fn take_data(&mut self, header: &Header, landed: bool) -> bool {
         // A VI that is closed takes nothing, and wants nothing sent again.
         let Some(state) = self.vis.get_mut(&header.vi) else { return true };
@@ -1035,7 +1038,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         true
     }
 
-    /// Hands out what is complete, in order.
+    /// Hands out what is complete, in order [W-35].
     fn deliver(&mut self, vi: u32) {
         let Some(state) = self.vis.get_mut(&vi) else { return };
         while state.arriving.get(&state.next_delivery).is_some_and(InMessage::is_complete) {
@@ -1071,9 +1074,11 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             self.received.forget_lowest();
         }
         if header.kind == Kind::Ack && !header.flags.has(HeaderFlags::ACKNOWLEDGE) {
+            // [W-37]
             return;
         }
         self.unacknowledged += 1;
+        // [W-36]
         let at_once = !in_order
             || self.unacknowledged >= self.config.acknowledge_every
             || matches!(header.kind, Kind::Probe | Kind::Close);
@@ -1110,7 +1115,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
 
     fn take_credit(&mut self, vi: u32, credit: u32) {
         let Some(state) = self.vis.get_mut(&vi) else { return };
-        // Credit only grows; an older packet says less.
+        // Credit only grows; an older packet says less [W-41].
         if credit.wrapping_sub(state.credit) <= u32::MAX / 2 {
             state.credit = credit;
             if state.can_send() {
@@ -1121,7 +1126,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
 
     fn acknowledge(&mut self, now: Duration, range: std::ops::Range<u64>, delay: Duration) {
         if range.end == 0 || !self.ledger.was_sent(range.end - 1) {
-            // The peer acknowledges what was never sent: nothing of it is believed.
+            // The peer acknowledges what was never sent: nothing of it is believed [W-38].
             return;
         }
         let mut arrived = Vec::new();
@@ -1198,7 +1203,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     }
 
     /// The peer has closed. It repeats that until it is answered; the answer goes out before everything
-    /// comes back.
+    /// comes back [W-56].
     fn end_after_answer(&mut self, now: Duration) {
         let mut answer = Vec::new();
         if self.write_acknowledgement(now, &mut answer).is_some() {
@@ -1229,6 +1234,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
     }
 
+    /// Everything comes back, then the end is told [W-29].
     fn end(&mut self, ending: Ending) {
         if self.ended().is_some() {
             return;
@@ -1283,7 +1289,7 @@ fn landing_place<'a, S, T: AsMut<[u8]>>(
 }
 
 /// Unreliable messages before this one that are not complete never will be: their places are for the
-/// next ones.
+/// next ones [W-50].
 fn abandon_before<S, T>(state: &mut ViState<S, T>, message: u32) {
     if message.wrapping_sub(state.next_delivery) > u32::MAX / 2 {
         return;
