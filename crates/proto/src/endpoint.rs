@@ -121,8 +121,8 @@ struct HalfOpen<S, T> {
     session: Session<S, T>,
     from: SocketAddr,
     since: Duration,
-    /// What tells its hello from others: the first bytes behind the header are fresh each time [W-11].
-    hello: [u8; HELLO_MARK],
+    /// Its hello, all of it [W-11].
+    hello: Vec<u8>,
     welcome: Vec<u8>,
     due: bool,
 }
@@ -254,27 +254,30 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
 
     fn handle_hello(&mut self, now: Duration, from: SocketAddr, packet: &[u8], entropy: &mut dyn Entropy) {
         self.forget_stale(now);
-        let Some(mark) = packet.get(Header::BYTES..).and_then(|bytes| bytes.first_chunk::<HELLO_MARK>()) else {
-            self.stats.unanswered += 1;
-            return;
-        };
-        if let Some(half) = self.half_open.iter_mut().find(|half| half.hello == *mark && half.from == from) {
-            half.due = true;
+        // The same bytes are the same hello, whoever sends them; the answer goes where the first came from.
+        if let Some(half) = self.half_open.iter_mut().find(|half| half.hello == packet) {
+            half.due |= half.from == from;
             return;
         }
         if !self.config.listening {
             self.stats.unanswered += 1;
             return;
         }
-        if self.half_open.len() >= self.config.half_open_max || self.sessions.len() >= self.config.sessions_max {
+        if self.sessions.len() >= self.config.sessions_max {
             self.stats.turned_away += 1;
             return;
         }
         let number = self.number();
         match respond(&self.keys, packet, self.offer(number), entropy) {
             Ok((established, welcome)) => {
+                if self.half_open.len() >= self.config.half_open_max {
+                    // Whoever means it goes on within a round trip: the oldest is the least likely to.
+                    self.stats.turned_away += 1;
+                    self.half_open.pop_front();
+                }
                 let session = Session::new(established, number, self.config.session.clone(), now);
-                self.half_open.push_back(HalfOpen { session, from, since: now, hello: *mark, welcome, due: true });
+                let hello = packet.to_vec();
+                self.half_open.push_back(HalfOpen { session, from, since: now, hello, welcome, due: true });
             }
             // Silence: whoever it was learns nothing [W-8] [W-59].
             Err(_) => self.stats.unanswered += 1,
@@ -408,7 +411,6 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
     }
 }
 
-const HELLO_MARK: usize = 32;
 // [W-57]
 const HELLO_INTERVAL: Duration = Duration::from_millis(100);
 const HELLO_INTERVAL_MAX: Duration = Duration::from_millis(300);

@@ -160,7 +160,7 @@ impl Ledger {
 /// So many later packets acknowledged, and it is lost; unless it left a moment ago.
 const PACKET_THRESHOLD: u64 = 3;
 /// Packets that are remembered although they were given up.
-const REMEMBERED: usize = 1 << 14;
+const REMEMBERED: usize = 512;
 
 #[cfg(test)]
 mod tests {

@@ -182,6 +182,11 @@ impl<T> Places<T> {
         self.posted.len()
     }
 
+    /// The number of the oldest receive that is not taken.
+    pub(crate) fn first(&self) -> u32 {
+        self.first
+    }
+
     pub(crate) fn peek(&mut self, number: u32) -> Option<&mut Incoming<T>> {
         self.posted.get_mut(number.wrapping_sub(self.first) as usize)?.as_mut()
     }

@@ -15,6 +15,7 @@
 use crate::congestion::{Controller, Delivery, RateBased};
 use crate::handshake::{Established, Offer};
 use crate::header::{Header, HeaderFlags, Kind};
+use crate::key::Fingerprint;
 use crate::ledger::{Cargo, Ledger, SentPacket};
 use crate::message::{InMessage, Incoming, OutMessage, Outgoing, Places, Preface};
 use crate::ranges::Ranges;
@@ -262,13 +263,18 @@ impl<S: AsRef<[u8]>, T> ViState<S, T> {
             || self.credit.wrapping_sub(message.receive).wrapping_sub(1) < u32::MAX / 2
     }
 
+    /// True if only the peer's credit is missing.
+    fn is_blocked(&self) -> bool {
+        self.again.is_empty() && self.messages.get(self.sending).is_some_and(|message| !self.has_credit(message))
+    }
+
     fn credit_is_news(&self) -> bool {
         self.credit_untold || self.places.credit() != self.credit_told
     }
 
     /// The peer may be waiting for credit.
     fn credit_is_urgent(&self) -> bool {
-        let ahead = self.credit_told.wrapping_sub(self.next_delivery);
+        let ahead = self.credit_told.wrapping_sub(self.places.first());
         self.credit_is_news() && (ahead as usize) * 2 <= self.places.len()
     }
 }
@@ -291,6 +297,8 @@ pub struct Session<S, T> {
     state: State,
     /// Ordered, so that a run is the same each time.
     vis: BTreeMap<u32, ViState<S, T>>,
+    /// Numbers of VIs that were closed.
+    closed: Ranges,
     /// VIs that may have something to send, each in turn.
     turns: VecDeque<u32>,
     ledger: Ledger,
@@ -311,6 +319,16 @@ pub struct Session<S, T> {
     probe_by: Option<Duration>,
     probes: u32,
     probe_wanted: bool,
+    /// When to ask for credit that may have been missed, and how long that was put off last.
+    ask_by: Option<Duration>,
+    ask_after: Duration,
+    /// VIs to ask for.
+    asking: VecDeque<u32>,
+    /// Closing takes no longer than this.
+    close_by: Option<Duration>,
+    /// The packet taken last was the highest so far.
+    newest: bool,
+    fingerprint: Option<Fingerprint>,
     next_send: Duration,
     last_heard: Duration,
     last_sent: Duration,
@@ -326,8 +344,11 @@ pub struct Session<S, T> {
 
 impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     /// The session that a handshake has established; `number` is this side's number for it.
-    pub fn new(established: Established, number: u32, config: SessionConfig, now: Duration) -> Session<S, T> {
-        let Established { sealing, peer, .. } = established;
+    pub fn new(established: Established, number: u32, mut config: SessionConfig, now: Duration) -> Session<S, T> {
+        let Established { sealing, peer, fingerprint } = established;
+        // What would not work is brought to what does.
+        config.segment = config.segment.clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES_MOST);
+        config.holes_max = config.holes_max.max(16);
         let packet = config.segment + Header::BYTES;
         Session {
             number,
@@ -335,6 +356,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             sealing,
             state: State::Open,
             vis: BTreeMap::new(),
+            closed: Ranges::new(),
             turns: VecDeque::new(),
             ledger: Ledger::default(),
             trip: RoundTrip::new(),
@@ -352,6 +374,12 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             probe_by: None,
             probes: 0,
             probe_wanted: false,
+            ask_by: None,
+            ask_after: ASK_AFTER,
+            asking: VecDeque::new(),
+            close_by: None,
+            newest: false,
+            fingerprint,
             next_send: now,
             last_heard: now,
             last_sent: now,
@@ -374,6 +402,17 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     /// What the peer offered.
     pub fn peer(&self) -> &Offer {
         &self.peer
+    }
+
+    /// The key that it was established with; none in the insecure form.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.fingerprint
+    }
+
+    /// True if the packet that was taken last has the highest number so far: its sender is where it came
+    /// from, and not where it was when an older one left.
+    pub fn heard_newest(&self) -> bool {
+        self.newest
     }
 
     /// What it has done.
@@ -403,7 +442,9 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     /// A VI that both sides have agreed on: `local` here, `remote` at the peer.
     pub fn open_vi(&mut self, local: u32, remote: u32, assurance: Assurance) -> Result<(), Refusal> {
         self.check_open()?;
-        if self.vis.contains_key(&local) || self.vis.len() >= self.config.vis_max {
+        // A number is used once: what was acknowledged for an earlier VI must not complete a later one.
+        let used = self.closed.contains(&(u64::from(local)..u64::from(local) + 1));
+        if used || self.vis.contains_key(&local) || self.vis.len() >= self.config.vis_max {
             return Err(Refusal::NoSuchRoom { vi: local, limit: self.config.vis_max });
         }
         let state = ViState {
@@ -428,7 +469,9 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     /// Forgets a VI; everything outstanding on it comes back.
     pub fn close_vi(&mut self, local: u32) {
         self.flush_vi(local, Ending::ViClosed);
-        self.vis.remove(&local);
+        if self.vis.remove(&local).is_some() {
+            self.closed.insert(u64::from(local)..u64::from(local) + 1, usize::MAX);
+        }
     }
 
     /// Sends a message; nothing has left before [`Session::poll_transmit`]. Limits are refusals [W-32].
@@ -511,6 +554,8 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     pub fn close(&mut self) {
         if self.state == State::Open {
             self.state = State::Draining;
+            // A peer that gives no credit, or never answers, does not hold it open for ever.
+            self.close_by = Some(self.last_run + self.config.death);
             self.drain();
         }
     }
@@ -533,8 +578,9 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         let death = self.last_heard + self.config.death;
         let alive = self.last_sent.max(self.last_heard) + self.config.death / 4;
         let paced = (self.has_data() && self.has_window()).then_some(self.next_send);
-        let timers = [Some(death), Some(alive), self.acknowledge_by, self.lost_by, self.probe_by, paced];
-        timers.into_iter().flatten().min()
+        let by = [self.acknowledge_by, self.lost_by, self.probe_by, self.close_by, self.ask_by];
+        let timers = by.into_iter().chain([Some(death), Some(alive), paced]);
+        timers.flatten().min()
     }
 
     /// Time has passed.
@@ -544,8 +590,15 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
         self.notice_sleep(now);
         // [W-53]
-        if now >= self.last_heard + self.config.death {
+        let unanswered = self.ledger.oldest().is_some_and(|packet| now >= packet.sent_at + 2 * self.config.death);
+        if now >= self.last_heard + self.config.death || unanswered {
             return self.end(Ending::Silence(self.config.death));
+        }
+        if self.close_by.is_some_and(|by| by <= now) {
+            return self.end(Ending::Closed);
+        }
+        if self.ask_by.is_some_and(|by| by <= now) {
+            self.ask_for_credit(now);
         }
         // [W-52]
         if now >= self.last_sent.max(self.last_heard) + self.config.death / 4 {
@@ -597,6 +650,9 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     fn send_again(&mut self, vi: u32, message: u32, index: u32) {
         let Some(state) = self.vis.get_mut(&vi) else { return };
         if state.message(message).is_none_or(|message| message.has_arrived(index)) {
+            // It arrived in another packet; but this one may have carried news of credit.
+            state.credit_untold = true;
+            self.acknowledge_by.get_or_insert(self.last_run + self.config.acknowledge_delay);
             return;
         }
         state.again.push_back((message, index));
@@ -655,7 +711,6 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         if self.ended().is_some() {
             return None;
         }
-        self.last_run = self.last_run.max(now);
         let begin = out.len();
         // An acknowledgement on its own comes first: the peer may be waiting for it.
         if self.acknowledge_now && (self.received.len() > 1 || !self.can_send_now(now) || self.credit_is_due()) {
@@ -669,12 +724,16 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         while count < segments
             && (if count == 0 { self.can_send_now(now) } else { self.has_window() && self.has_data() })
         {
-            let before = out.len();
+            let (before, probing) = (out.len(), self.is_probing());
             if !self.write_data(now, out) {
                 break;
             }
             count += 1;
-            if out.len() - before < full {
+            if probing {
+                // One packet is the probe; the others wait for window and pace.
+                self.probe_wanted = false;
+            }
+            if probing || out.len() - before < full {
                 break;
             }
         }
@@ -687,18 +746,49 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             self.write_control(now, Kind::Close, Cargo::Close, out)?;
             return Some(out.len() - begin);
         }
+        if let Some(vi) = self.asking.pop_front() {
+            self.write_control_about(now, Kind::Probe, Cargo::Probe, vi, out)?;
+            return Some(out.len() - begin);
+        }
         if self.probe_wanted {
             self.probe_wanted = false;
             self.write_control(now, Kind::Probe, Cargo::Probe, out)?;
             return Some(out.len() - begin);
         }
+        if self.acknowledge_now {
+            // What seemed to be data came to nothing.
+            self.write_acknowledgement(now, out)?;
+            return Some(out.len() - begin);
+        }
+        self.note_blocked(now);
         None
     }
 
+    /// Credit is news that can be missed: it may have come before the VI was open here. Whoever waits for
+    /// it asks, less and less often.
+    fn note_blocked(&mut self, now: Duration) {
+        let blocked = self.vis.values().any(ViState::is_blocked);
+        match (blocked, self.ask_by) {
+            (true, None) => self.ask_by = Some(now + self.ask_after),
+            (false, Some(_)) => (self.ask_by, self.ask_after) = (None, ASK_AFTER),
+            _ => {}
+        }
+    }
+
+    fn ask_for_credit(&mut self, now: Duration) {
+        let blocked = self.vis.values().filter(|state| state.is_blocked()).map(|state| state.remote);
+        self.asking = blocked.take(CREDITS_TOLD).collect();
+        self.ask_after = (self.ask_after * 2).min(self.config.death / 4);
+        self.ask_by = (!self.asking.is_empty()).then_some(now + self.ask_after);
+    }
+
+    /// A probe goes though the window is full.
+    fn is_probing(&self) -> bool {
+        self.probe_wanted && self.probes > 0
+    }
+
     fn can_send_now(&self, now: Duration) -> bool {
-        // A probe goes though the window is full.
-        let urgent = self.probe_wanted && self.probes > 0;
-        (urgent || self.has_window() && self.next_send <= now) && self.has_data()
+        (self.is_probing() || self.has_window() && self.next_send <= now) && self.has_data()
     }
 
     fn credit_is_due(&self) -> bool {
@@ -779,9 +869,20 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     }
 
     fn write_control(&mut self, now: Duration, kind: Kind, cargo: Cargo, out: &mut Vec<u8>) -> Option<()> {
+        self.write_control_about(now, kind, cargo, 0, out)
+    }
+
+    fn write_control_about(
+        &mut self,
+        now: Duration,
+        kind: Kind,
+        cargo: Cargo,
+        vi: u32,
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
         let begin = out.len();
         out.resize(begin + Header::BYTES, 0);
-        let header = self.bare_header(kind);
+        let header = Header { vi, ..self.bare_header(kind) };
         self.seal(&header, begin, out).then_some(())?;
         self.note_sent(now, cargo, out.len() - begin);
         Some(())
@@ -812,8 +913,11 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         let run = (last.end - last.start).min(RUN_MAX);
         if self.received.len() == 1 && last.end - last.start <= RUN_MAX {
             self.unacknowledged = 0;
-            self.acknowledge_by = None;
-            self.acknowledge_now = false;
+            // News of credit on other VIs still has to be told.
+            if !self.credit_is_due() {
+                self.acknowledge_by = None;
+                self.acknowledge_now = false;
+            }
         }
         last.end << 16 | run
     }
@@ -843,6 +947,8 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             out.extend_from_slice(&state.remote.to_le_bytes());
             out.extend_from_slice(&state.credit_told.to_le_bytes());
         }
+        // More than one packet tells.
+        self.acknowledge_now = has_news && self.credit_is_due();
         let mut header = self.bare_header(Kind::Ack);
         header.length = (out.len() - begin - Header::BYTES) as u16;
         if has_news {
@@ -906,11 +1012,13 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     /// A packet has come. Nothing changes unless it is authentic [W-28].
     pub fn handle_packet(&mut self, now: Duration, packet: &[u8]) -> Result<(), Dropped> {
         let header = Header::parse(packet).map_err(|_| Dropped::NotOurs)?;
-        if header.session != self.number {
+        if header.session != self.number || header.number >= NUMBERS {
             return Err(Dropped::NotOurs);
         }
         if self.ended().is_some() {
-            self.last_words_wanted = header.kind == Kind::Close;
+            // A close that is sent again was not answered; one that is forged is not either.
+            let authentic = header.kind == Kind::Close && self.open(&header, packet).is_ok();
+            self.last_words_wanted |= authentic;
             return Err(Dropped::NotOurs);
         }
         if matches!(header.kind, Kind::Hello | Kind::Welcome) {
@@ -921,12 +1029,11 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             // The peer may not know that it came.
             return Err(Dropped::Replayed(header.number));
         }
-        self.last_run = self.last_run.max(now);
         let landed = self.open(&header, packet).inspect_err(|dropped| match dropped {
             Dropped::Forged => self.stats.forged += 1,
             _ => self.stats.without_place += 1,
         })?;
-        self.last_heard = now;
+        self.last_run = self.last_run.max(now);
         self.stats.packets_received += 1;
         let taken = match header.kind {
             Kind::Data => self.take_data(&header, landed),
@@ -944,6 +1051,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             self.stats.without_place += 1;
             return Err(Dropped::NoPlace);
         }
+        self.last_heard = now;
         self.note_received(now, &header);
         if header.kind == Kind::Close {
             self.acknowledge_now = true;
@@ -972,13 +1080,17 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
 
     /// A data packet that is authentic; false if there is no place for it now [W-34].
     fn take_data(&mut self, header: &Header, landed: bool) -> bool {
-        // A VI that is closed takes nothing, and wants nothing sent again.
-        let Some(state) = self.vis.get_mut(&header.vi) else { return true };
+        let Some(state) = self.vis.get_mut(&header.vi) else {
+            // A VI that is closed takes nothing, and wants nothing sent again. One that is not open yet
+            // will be, perhaps.
+            let number = u64::from(header.vi);
+            return self.closed.contains(&(number..number + 1));
+        };
         let ahead = header.message.wrapping_sub(state.next_delivery);
         if ahead > u32::MAX / 2 {
             return true;
         }
-        if ahead as usize >= MESSAGES_AHEAD {
+        if ahead as usize >= MESSAGES_AHEAD && !header.flags.has(HeaderFlags::UNRELIABLE) {
             return false;
         }
         let first = header.flags.has(HeaderFlags::FIRST);
@@ -1027,7 +1139,8 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             let data = &self.scratch[self.scratch.len() - data_bytes..];
             target.as_mut()[range.start as usize..range.end as usize].copy_from_slice(data);
         }
-        if !message.landed.insert(range, self.config.holes_max) {
+        let holes_max = if message.place.is_some() { self.config.holes_max } else { HOLES_WITHOUT_PLACE };
+        if !message.landed.insert(range, holes_max) {
             return false;
         }
         if let Some(preface) = preface {
@@ -1072,6 +1185,16 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
         while !self.received.insert(header.number..header.number + 1, self.config.holes_max.min(RANGES_KEPT)) {
             self.received.forget_lowest();
+        }
+        // What is older was told often enough; its sender has given it up by now if it never heard.
+        let highest = header.number.max(largest.saturating_sub(1));
+        self.received.forget_below(highest.saturating_sub(PACKETS_TOLD));
+        self.newest = header.number >= largest;
+        if header.kind == Kind::Probe && header.vi != 0 {
+            // Somebody waits for credit on this VI, and may have missed the news.
+            if let Some(state) = self.vis.get_mut(&header.vi) {
+                state.credit_untold = true;
+            }
         }
         if header.kind == Kind::Ack && !header.flags.has(HeaderFlags::ACKNOWLEDGE) {
             // [W-37]
@@ -1296,8 +1419,13 @@ fn abandon_before<S, T>(state: &mut ViState<S, T>, message: u32) {
     }
     let later = state.arriving.split_off(&message);
     let abandoned = std::mem::replace(&mut state.arriving, later);
-    for place in abandoned.into_values().rev().filter_map(|message| message.place) {
-        state.places.give_back(place);
+    for message in abandoned.into_values().rev() {
+        let token = message.preface.and_then(|preface| preface.payload_token);
+        match (message.place, token) {
+            (Some(place), Some(token)) => drop(state.places.expected.insert(token, place)),
+            (Some(place), None) => state.places.give_back(place),
+            (None, _) => {}
+        }
     }
     state.next_delivery = message;
 }
@@ -1340,6 +1468,15 @@ const RANGES_TOLD: usize = 32;
 /// Ranges that are kept to be told.
 const RANGES_KEPT: usize = 256;
 const CREDITS_TOLD: usize = 64;
+/// Packets that acknowledgements tell of, counted from the highest.
+const PACKETS_TOLD: u64 = 4096;
+/// Packet numbers are below this: with the length of a run they fill a word.
+const NUMBERS: u64 = 1 << 48;
+const HOLES_WITHOUT_PLACE: usize = 64;
+/// A first packet has room for preface and control bytes.
+const SEGMENT_BYTES_LEAST: usize = 256;
+const SEGMENT_BYTES_MOST: usize = 60_000;
+const ASK_AFTER: Duration = Duration::from_millis(50);
 /// Messages of a VI that may arrive before an earlier one is complete.
 const MESSAGES_AHEAD: usize = 4096;
 /// How much of a late start is made good.

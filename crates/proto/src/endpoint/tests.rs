@@ -208,11 +208,29 @@ fn a_flood_of_half_open_sessions_is_bounded_and_passes() {
         }
         assert!(net.ends[1].pending() <= 4);
     }
-    assert_eq!((net.ends[1].pending(), net.ends[1].stats().turned_away), (4, 288));
-    net.run(6_100);
+    assert_eq!((net.ends[1].pending(), net.ends[1].stats().turned_away), (4, 96));
+    // The honest one is not kept out.
     net.connect(0, 1);
     net.run(100);
     assert_eq!(net.accepted(1).len(), 1);
+}
+
+#[test]
+fn a_hello_that_was_cut_short_or_replayed_from_elsewhere_is_not_answered() {
+    let mut net = Net::new(vec![(Keys::new(key(1)), false), (Keys::new(key(1)), true)]);
+    let offer = Offer { session: 9, message_bytes_max: 1, death_ms: 1, incarnation: 1 };
+    let (_, hello) = Initiator::new(Some(&key(1)), offer, &mut net.entropy).unwrap();
+    net.ends[1].handle_packet(net.now, address(100), &hello, &mut net.entropy);
+    net.pump();
+    assert_eq!(net.sent[1], 1, "the first is answered");
+    for length in [96, 136, 1199] {
+        net.ends[1].handle_packet(net.now, address(100), &hello[..length], &mut net.entropy);
+    }
+    for port in 101..200 {
+        net.ends[1].handle_packet(net.now, address(port), &hello, &mut net.entropy);
+    }
+    net.pump();
+    assert_eq!((net.sent[1], net.ends[1].pending()), (1, 1));
 }
 
 #[test]

@@ -510,5 +510,124 @@ fn limits_are_refusals_with_their_number() {
     assert_eq!(side.post_send(2, huge).unwrap_err().0, Refusal::TooLong { bytes: (64 << 20) + 1, limit: 64 << 20 });
 }
 
+#[test]
+fn a_probe_is_one_packet_however_much_waits() {
+    let mut world = World::fine(20);
+    world.sides[1].post_receive(1, place(0, 30_000_000)).unwrap();
+    world.sides[0].post_send(1, send(0, vec![1; 30_000_000])).unwrap();
+    assert!(world.run(Duration::from_secs(1), |world| world.packets > 100));
+    let now = world.now.as_millis() as u64;
+    world.weather.partition_ms = Some((now, now + 2_500));
+    let before = world.sides[0].stats().packets_sent;
+    world.run(Duration::from_secs(2), |_| false);
+    let sent = world.sides[0].stats().packets_sent - before;
+    assert!(sent < 1_500, "{sent} packets left into silence");
+    assert!(world.run(Duration::from_secs(60), |world| received(&world.events[1]) == 1));
+}
+
+#[test]
+fn credit_that_came_before_its_vi_was_open_is_asked_for_again() {
+    let mut world = World::fine(21);
+    world.sides[1].open_vi(70, 71, Assurance::Reliable).unwrap();
+    for token in 0..3 {
+        world.sides[1].post_receive(70, place(token, 100)).unwrap();
+    }
+    world.run(Duration::from_secs(1), |_| false);
+    world.sides[0].open_vi(71, 70, Assurance::Reliable).unwrap();
+    world.sides[0].post_send(71, send(1, vec![7; 50])).unwrap();
+    assert!(world.run(Duration::from_secs(1), |world| received(&world.events[1]) == 1));
+}
+
+#[test]
+fn a_named_payload_that_comes_before_its_vi_is_open_is_not_lost() {
+    let mut world = World::fine(22);
+    world.sides[0].open_vi(71, 70, Assurance::Reliable).unwrap();
+    world.sides[0].post_send(71, Outgoing { payload_token: Some(5), ..send(1, vec![7; 50]) }).unwrap();
+    assert!(!world.run(Duration::from_millis(300), |world| !world.events[0].is_empty()));
+    world.sides[1].open_vi(70, 71, Assurance::Reliable).unwrap();
+    world.sides[1].expect(70, 5, place(9, 50)).unwrap();
+    assert!(world.run(Duration::from_secs(5), |world| received(&world.events[1]) == 1));
+}
+
+#[test]
+fn news_of_credit_on_very_many_vis_is_told_at_once() {
+    let mut world = World::fine(23);
+    for vi in 100..1000 {
+        for side in &mut world.sides {
+            side.open_vi(vi, vi, Assurance::Reliable).unwrap();
+        }
+        world.sides[0].post_send(vi, send(u64::from(vi), vec![3; 10])).unwrap();
+        world.sides[1].post_receive(vi, place(0, 10)).unwrap();
+    }
+    assert!(world.run(Duration::from_secs(2), |world| received(&world.events[1]) == 900));
+}
+
+#[test]
+fn the_number_of_a_closed_vi_is_not_used_again() {
+    let mut world = World::fine(24);
+    world.sides[0].post_send(1, send(1, vec![1; 10])).unwrap();
+    world.sides[0].close_vi(1);
+    assert!(matches!(world.sides[0].poll_event(), Some(Event::Sent { status: Err(Ending::ViClosed), .. })));
+    let again = world.sides[0].open_vi(1, 1, Assurance::Reliable);
+    assert!(matches!(again, Err(Refusal::NoSuchRoom { vi: 1, .. })), "{again:?}");
+}
+
+#[test]
+fn an_unreliable_vi_survives_that_very_much_is_lost() {
+    let config = SessionConfig { messages_max: 10_000, receives_max: 10_000, ..SessionConfig::default() };
+    let weather = Weather { delay_us: 100, ..Weather::default() };
+    let mut world = World::new(25, weather, [plain(1, 2, &config), plain(2, 1, &config)]);
+    for side in &mut world.sides {
+        side.open_vi(50, 50, Assurance::Unreliable).unwrap();
+    }
+    (0..100).for_each(|token| world.sides[1].post_receive(50, place(token, 10)).unwrap());
+    world.weather.loss = 1.0;
+    (0..5000).for_each(|number| world.sides[0].post_send(50, send(number, vec![1; 10])).unwrap());
+    world.run(Duration::from_secs(8), |world| world.events[0].len() == 5000);
+    world.weather.loss = 0.0;
+    (0..100).for_each(|number| world.sides[0].post_send(50, send(5000 + number, vec![1; 10])).unwrap());
+    assert!(world.run(Duration::from_secs(8), |world| received(&world.events[1]) >= 100));
+}
+
+#[test]
+fn two_who_close_while_each_waits_for_credit_come_to_an_end() {
+    let mut world = World::fine(26);
+    for side in &mut world.sides {
+        side.post_send(1, send(1, vec![1; 10])).unwrap();
+        side.close();
+    }
+    assert!(world.run(Duration::from_secs(15), |world| world.sides.iter().all(|side| side.ended().is_some())));
+    let undone = |event: &Event<_, _>| matches!(event, Event::Sent { status: Err(_), .. });
+    assert!(world.events.iter().all(|events| events.iter().any(undone)), "{:?}", world.events);
+}
+
+#[test]
+fn a_forged_close_gets_no_answer_from_a_session_that_is_over() {
+    let mut world =
+        World::new(27, Weather { delay_us: 10, ..Weather::default() }, sealed(27, &SessionConfig::default()));
+    world.sides[0].close();
+    assert!(world.run(Duration::from_secs(1), |world| world.sides.iter().all(|side| side.ended().is_some())));
+    let mut header = Header::new(Kind::Close);
+    (header.session, header.number) = (2, 99);
+    let mut forged = vec![0; Header::BYTES];
+    header.write(&mut forged);
+    forged[2] |= 64;
+    let _ = world.sides[1].handle_packet(world.now, &forged);
+    assert_eq!(world.sides[1].poll_transmit(world.now, 1, &mut Vec::new()), None);
+}
+
+#[test]
+fn a_packet_number_beyond_all_is_dropped() {
+    let mut world = World::fine(28);
+    for number in [1 << 48, u64::MAX - 1, u64::MAX] {
+        let mut header = Header::new(Kind::Probe);
+        (header.session, header.number) = (1, number);
+        let mut packet = vec![0; Header::BYTES];
+        header.write(&mut packet);
+        Sealing::checksummed().seal(&mut packet).unwrap();
+        assert_eq!(world.sides[0].handle_packet(Duration::ZERO, &packet), Err(Dropped::NotOurs));
+    }
+}
+
 const VIS: u32 = 3;
 const SEEDS: u64 = 1000;
