@@ -32,7 +32,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `wire-crypto.md` describes every byte; comments cite its requirements as `[W-12]`.
+//! `docs/protocol/wire.md` describes every byte; comments cite its requirements as `[W-12]`.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

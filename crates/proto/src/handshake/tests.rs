@@ -313,7 +313,8 @@ impl Entropy for Constant {
     }
 }
 
-/// What `vectors.py` prints: an implementation in another language, from the document alone.
+/// The vector at the end of `docs/protocol/wire.md`, made by an implementation in another language from that
+/// document alone.
 #[test]
 fn the_bytes_are_those_of_the_document() {
     let key = ClusterKey::from_random(std::array::from_fn(|index| index as u8));

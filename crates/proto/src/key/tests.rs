@@ -65,7 +65,7 @@ fn debug_shows_the_fingerprint_only() {
 
 #[test]
 fn fingerprint_and_psk_are_those_of_the_document() {
-    // Computed from `wire-crypto.md` by another implementation (Python's `hashlib` and `hmac`).
+    // Computed from `docs/protocol/wire.md` by another implementation (Python's `hashlib` and `hmac`).
     assert_eq!(counting().fingerprint().to_string(), "456d-947f-c5cd-9ed8");
     assert_eq!(
         hexadecimal(counting().noise_psk().as_ref()),
