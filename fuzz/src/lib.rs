@@ -3,7 +3,7 @@
 #[path = "../../crates/vi/tests/support/liar.rs"]
 pub mod liar;
 
-use arbitrary::Arbitrary;
+use arbitrary::{Arbitrary, Unstructured};
 use highwire_mem::{Courier, OwnRegion};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,6 +20,16 @@ pub fn until(what: &str, mut look: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "{what} did not come about within {PATIENCE:?}");
         std::thread::yield_now();
     }
+}
+
+/// Steps until the input is used up. A derived `Vec` ends at the first even byte, so most inputs would be
+/// of two steps.
+pub fn steps<'a, S: Arbitrary<'a>>(input: &mut Unstructured<'a>) -> arbitrary::Result<Vec<S>> {
+    let mut steps = Vec::new();
+    while !input.is_empty() {
+        steps.push(input.arbitrary()?);
+    }
+    Ok(steps)
 }
 
 /// A private directory for names, removed when the process ends in good order.

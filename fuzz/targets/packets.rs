@@ -2,7 +2,8 @@
 //! that was made with it.
 #![no_main]
 
-use arbitrary::Arbitrary;
+use arbitrary::{Arbitrary, Unstructured};
+use highwire_fuzz::steps;
 use highwire_proto::{
     ClusterKey, Endpoint, EndpointConfig, EndpointEvent, Established, HELLO_BYTES, Header, Initiator, Keys, Kind,
     Offer, Sealing, SeededEntropy, respond,
@@ -11,23 +12,55 @@ use libfuzzer_sys::fuzz_target;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-#[derive(Arbitrary, Debug)]
+#[derive(Debug)]
 struct Input {
     insecure: bool,
     steps: Vec<Step>,
 }
 
+impl<'a> Arbitrary<'a> for Input {
+    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Input> {
+        Ok(Input { insecure: input.arbitrary()?, steps: steps(input)? })
+    }
+}
+
 #[derive(Arbitrary, Debug)]
 enum Step {
-    Raw { from: u8, bytes: Vec<u8> },
+    Raw {
+        from: u8,
+        bytes: Vec<u8>,
+    },
     /// Of good form, so that more than the form is looked at.
-    Formed { from: u8, kind: u8, ours: bool, number: u64, ack: u64, vi: u8, checksummed: bool, payload: Vec<u8> },
-    Hello { from: u8, which: u8, changes: Changes },
+    Formed {
+        from: u8,
+        kind: u8,
+        ours: bool,
+        number: u64,
+        ack: u64,
+        vi: u8,
+        checksummed: bool,
+        payload: Vec<u8>,
+    },
+    Hello {
+        from: u8,
+        which: u8,
+        changes: Changes,
+    },
     /// To one who waits for it.
-    Welcome { which: u8, changes: Changes },
+    Welcome {
+        which: u8,
+        changes: Changes,
+    },
     /// The first packet of one who was welcomed.
-    Member { from: u8, kind: u8, changes: Changes },
-    Wait { ms: u16 },
+    Member {
+        from: u8,
+        which: u8,
+        kind: u8,
+        changes: Changes,
+    },
+    Wait {
+        ms: u16,
+    },
 }
 
 /// What happened to a true packet on its way.
@@ -76,7 +109,7 @@ fuzz_target!(|input: Input| {
         entropy,
         now: Duration::ZERO,
         door: 0,
-        member: None,
+        members: Vec::new(),
         accepted: 0,
     };
     for step in &input.steps {
@@ -98,7 +131,8 @@ struct Scene {
     now: Duration,
     /// The listener's number for whom it answered last, as an observer may have guessed it.
     door: u32,
-    member: Option<(Established, u64)>,
+    /// Who was answered, and the number of its next packet.
+    members: Vec<(Established, u64)>,
     accepted: usize,
 }
 
@@ -126,7 +160,7 @@ impl Scene {
                 self.knock(*from, &packet, authentic);
             }
             Step::Welcome { which, changes } => self.welcome(*which, changes),
-            Step::Member { from, kind, changes } => self.go_on(*from, *kind, changes),
+            Step::Member { from, which, kind, changes } => self.go_on(*from, *which, *kind, changes),
             Step::Wait { ms } => {
                 self.now += Duration::from_millis(u64::from(*ms));
                 self.listener.handle_timeout(self.now);
@@ -151,14 +185,15 @@ impl Scene {
         while let Some(event) = self.listener.poll_event() {
             if let EndpointEvent::Accepted(..) = event {
                 self.accepted += 1;
-                assert!(self.insecure || self.member.is_some(), "accepted without a key: {event:?}");
+                assert!(self.insecure || !self.members.is_empty(), "accepted without a key: {event:?}");
             }
         }
-        assert!(self.listener.pending() <= 4 && self.accepted <= 4);
+        assert!(self.listener.pending() <= 4 && self.accepted <= 4, "{} sessions are accepted", self.accepted);
         let mut out = Vec::new();
         for _ in 0..ANSWERS_MAX {
             out.clear();
             let Some((to, _)) = self.listener.poll_transmit(self.now, 8, &mut out) else { return };
+            self.note_answer(&out);
             if self.accepted > 0 {
                 continue;
             }
@@ -166,7 +201,6 @@ impl Scene {
             assert!(self.insecure || authentic, "a packet that was not made with the key is answered");
             assert_eq!(to, address(from), "somebody else is answered");
             assert!(out.len() <= packet.len(), "{} bytes are answered by {}", packet.len(), out.len());
-            self.note_answer(&out);
         }
         panic!("it does not stop to speak");
     }
@@ -178,7 +212,7 @@ impl Scene {
             match initiator.handle_welcome(welcome) {
                 Ok(established) => {
                     self.door = established.peer.session;
-                    self.member = Some((established, 0));
+                    self.members.push((established, 0));
                     return;
                 }
                 Err((initiator, _)) => caller.initiator = Some(initiator),
@@ -200,8 +234,9 @@ impl Scene {
         }
     }
 
-    fn go_on(&mut self, from: u8, kind: u8, changes: &Changes) {
-        let Some((established, number)) = &mut self.member else { return };
+    fn go_on(&mut self, from: u8, which: u8, kind: u8, changes: &Changes) {
+        let Some(which) = usize::from(which).checked_rem(self.members.len()) else { return };
+        let (established, number) = &mut self.members[which];
         let mut header = Header::new([Kind::Probe, Kind::Ack, Kind::Close][usize::from(kind) % 3]);
         (header.session, header.number) = (established.peer.session, *number);
         *number += 1;
