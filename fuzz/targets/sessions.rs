@@ -468,8 +468,9 @@ impl World {
             }
             self.settle();
             if self.flying.iter().all(VecDeque::is_empty) {
-                let next = self.sides.iter().filter_map(Side::poll_timeout).min().expect("somebody has a timer");
-                self.now = self.now.max(next);
+                // None, if both have just ended.
+                let next = self.sides.iter().filter_map(Side::poll_timeout).min();
+                self.now = self.now.max(next.unwrap_or_default());
                 self.settle();
             }
             self.now += Duration::from_micros(50);
