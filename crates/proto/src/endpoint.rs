@@ -319,6 +319,10 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
             self.stats.strangers += 1;
             return;
         };
+        if self.sessions.len() + self.greetings.len() >= self.config.sessions_max {
+            self.stats.turned_away += 1;
+            return;
+        }
         let authentic =
             matches!(self.half_open[position].session.handle_packet(now, packet), Ok(()) | Err(Dropped::NoPlace));
         if !authentic {

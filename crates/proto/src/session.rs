@@ -532,7 +532,12 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
         let limit = self.config.receives_max;
         let Some(state) = self.vis.get_mut(&vi) else { return Err((Refusal::UnknownVi(vi), place)) };
-        if state.places.expected.contains_key(&token) {
+        // What arrives under it may be abandoned, and its place expected again.
+        let held = |message: &InMessage<T>| {
+            message.preface.as_ref().is_some_and(|preface| preface.payload_token == Some(token))
+        };
+        let arriving = state.assurance == Assurance::Unreliable && state.arriving.values().any(held);
+        if arriving || state.places.expected.contains_key(&token) {
             return Err((Refusal::TokenInUse(token), place));
         }
         if state.places.expected.len() >= limit {
@@ -1087,7 +1092,9 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             return self.closed.contains(&(number..number + 1));
         };
         let ahead = header.message.wrapping_sub(state.next_delivery);
-        if ahead > u32::MAX / 2 {
+        let unreliable = state.assurance == Assurance::Unreliable;
+        // Both ends agreed on what the VI is; one who says otherwise is not one of ours.
+        if ahead > u32::MAX / 2 || header.flags.has(HeaderFlags::UNRELIABLE) != unreliable {
             return true;
         }
         if ahead as usize >= MESSAGES_AHEAD && !header.flags.has(HeaderFlags::UNRELIABLE) {
@@ -1422,8 +1429,11 @@ fn abandon_before<S, T>(state: &mut ViState<S, T>, message: u32) {
     for message in abandoned.into_values().rev() {
         let token = message.preface.and_then(|preface| preface.payload_token);
         match (message.place, token) {
-            (Some(place), Some(token)) => drop(state.places.expected.insert(token, place)),
-            (Some(place), None) => state.places.give_back(place),
+            (Some(place), Some(token)) if !state.places.expected.contains_key(&token) => {
+                state.places.expected.insert(token, place);
+            }
+            // Only one who lies names a token twice; no place is lost by it.
+            (Some(place), _) => state.places.give_back(place),
             (None, _) => {}
         }
     }
