@@ -1,7 +1,7 @@
 //! An endpoint on a link.
 
 use highwire_link::{Burst, Inbox, Link, ReceiveError, SendError};
-use highwire_proto::{ConnectError, Endpoint, Entropy, Header};
+use highwire_proto::{ConnectError, Endpoint, Entropy};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -118,10 +118,9 @@ impl<L: Link, S: AsRef<[u8]>, T: AsMut<[u8]>> Engine<L, S, T> {
     /// Collects packets until there are enough for a call or nothing more is to be sent.
     fn gather(&mut self, now: Duration) {
         self.out.clear();
-        let most = self.link.burst_bytes_max();
+        let segments = (self.link.burst_bytes_max() / self.endpoint.packet_bytes()).clamp(1, SEGMENTS_MAX);
         while self.out.len() < OUT_BYTES && self.bursts.len() < BURSTS_A_CALL {
             let begin = self.out.len();
-            let segments = (most / (Header::BYTES + SEGMENT_BYTES)).clamp(1, SEGMENTS_MAX);
             let Some((to, segment)) = self.endpoint.poll_transmit(now, segments, &mut self.out) else { break };
             self.bursts.push_back((to, begin..self.out.len(), segment));
         }
@@ -153,7 +152,6 @@ impl<L: Link, S: AsRef<[u8]>, T: AsMut<[u8]>> Engine<L, S, T> {
 /// Bytes gathered for one call.
 const OUT_BYTES: usize = 256 << 10;
 const BURSTS_A_CALL: usize = 8;
-const SEGMENT_BYTES: usize = 1408;
 /// More than the kernel segments at once.
 const SEGMENTS_MAX: usize = 64;
 const RECEIVES_A_TURN: usize = 8;

@@ -36,7 +36,7 @@ pub struct Scenario {
 impl Scenario {
     /// The scenario of a seed.
     pub fn from_seed(seed: u64) -> Scenario {
-        let mut dice = Dice::new(seed ^ 0x5ce_9a21);
+        let mut dice = SeededEntropy::new(seed ^ 0x5ce_9a21);
         let mut sometimes = |most: f64| if dice.chance(0.3) { 0.0 } else { dice.fraction() * most };
         let (loss, duplication) = (sometimes(0.2), sometimes(0.1));
         let (reordering, corruption) = (sometimes(0.2), sometimes(0.05));
@@ -170,7 +170,7 @@ pub struct Simulation {
     network: Network,
     sides: [Side; 2],
     sessions: [Option<u32>; 2],
-    dice: Dice,
+    dice: SeededEntropy,
     expected: BTreeMap<(usize, u32), VecDeque<Vec<u8>>>,
     to_post: BTreeMap<(usize, u32), u64>,
     to_send: BTreeMap<(usize, u32), VecDeque<Outgoing<Vec<u8>>>>,
@@ -198,7 +198,7 @@ impl Simulation {
         };
         let sides = [side(0), side(1)];
         let mut simulation = Simulation {
-            dice: Dice::new(scenario.seed),
+            dice: SeededEntropy::new(scenario.seed),
             network,
             sides,
             sessions: [None; 2],
@@ -220,7 +220,7 @@ impl Simulation {
                 for number in 0..self.scenario.messages {
                     let most = if self.dice.chance(0.5) { 64 } else { self.scenario.bytes_max };
                     let mut payload = vec![0; self.dice.below(most + 1) as usize];
-                    self.dice.0.fill(&mut payload);
+                    self.dice.fill(&mut payload);
                     self.expected.entry((1 - side, vi)).or_default().push_back(payload.clone());
                     let immediate = number as u32;
                     let control = payload[..payload.len().min(number as usize * 9)].to_vec();
@@ -347,33 +347,6 @@ impl Simulation {
             // What an end brings back.
             EndpointEvent::Session(..) => {}
         }
-    }
-}
-
-/// Random numbers from a seed.
-struct Dice(SeededEntropy);
-
-impl Dice {
-    fn new(seed: u64) -> Dice {
-        Dice(SeededEntropy::new(seed))
-    }
-
-    fn next(&mut self) -> u64 {
-        let mut bytes = [0; 8];
-        self.0.fill(&mut bytes);
-        u64::from_le_bytes(bytes)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
-    }
-
-    fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn chance(&mut self, probability: f64) -> bool {
-        self.fraction() < probability
     }
 }
 

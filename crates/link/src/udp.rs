@@ -4,7 +4,7 @@
 //! Don't-fragment is set and the kernel's own idea of the path is ignored, so that the caller alone
 //! decides how large packets are; one too large for the device is refused.
 
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "system calls that no crate wraps")]
 mod sys;
 #[cfg(test)]
 mod tests;

@@ -190,9 +190,19 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
         self.sessions.get(&number).map(|open| open.peer)
     }
 
+    /// Bytes of a full packet, with its header.
+    pub fn packet_bytes(&self) -> usize {
+        Header::BYTES + self.config.session.segment
+    }
+
     /// Half-open sessions and those that are being asked for.
     pub fn pending(&self) -> usize {
         self.half_open.len() + self.greetings.len()
+    }
+
+    /// True if there is no room for one more session, counting those that are being asked for.
+    fn is_full(&self) -> bool {
+        self.sessions.len() + self.greetings.len() >= self.config.sessions_max
     }
 
     fn number(&mut self) -> u32 {
@@ -221,7 +231,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
 
     /// Asks for a session; its number. An event tells how it ended.
     pub fn connect(&mut self, now: Duration, to: SocketAddr, entropy: &mut dyn Entropy) -> Result<u32, ConnectError> {
-        if self.sessions.len() + self.greetings.len() >= self.config.sessions_max {
+        if self.is_full() {
             return Err(ConnectError::TooMany { limit: self.config.sessions_max });
         }
         let number = self.number();
@@ -289,8 +299,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
             self.stats.strangers += 1;
             return;
         };
-        let Greeting { initiator, hello, to, began, again_at, interval, due } = greeting;
-        match initiator.handle_welcome(packet) {
+        match greeting.initiator.handle_welcome(packet) {
             Ok(established) => {
                 let mut session = Session::new(established, number, self.config.session.clone(), now);
                 // The other side gives memory when it sees something sealed [W-10].
@@ -301,7 +310,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
             }
             Err((initiator, _)) => {
                 self.stats.strangers += 1;
-                self.greetings.insert(number, Greeting { initiator, hello, to, began, again_at, interval, due });
+                self.greetings.insert(number, Greeting { initiator, ..greeting });
             }
         }
     }
@@ -319,7 +328,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
             self.stats.strangers += 1;
             return;
         };
-        if self.sessions.len() + self.greetings.len() >= self.config.sessions_max {
+        if self.is_full() {
             self.stats.turned_away += 1;
             return;
         }

@@ -42,6 +42,21 @@ impl SeededEntropy {
         *d = d.rotate_left(45);
         result
     }
+
+    /// A number below `limit`, or 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next_word() % limit.max(1)
+    }
+
+    /// A number from 0 to 1.
+    pub fn fraction(&mut self) -> f64 {
+        (self.next_word() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        self.fraction() < probability
+    }
 }
 
 impl Entropy for SeededEntropy {

@@ -86,7 +86,7 @@ impl Ledger {
 
     /// Takes note of an acknowledged range. `each` is told of every cargo that has arrived now, with
     /// its packet unless that was given up before.
-    pub(crate) fn acknowledge(&mut self, range: Range<u64>, mut each: impl FnMut(u64, Cargo, Option<&SentPacket>)) {
+    pub(crate) fn acknowledge(&mut self, range: Range<u64>, mut each: impl FnMut(Cargo, Option<&SentPacket>)) {
         let (start, end) = (range.start.max(self.first), range.end.min(self.next_number()));
         for number in start..end {
             let entry = &mut self.entries[(number - self.first) as usize];
@@ -94,9 +94,9 @@ impl Ledger {
                 Entry::Live(packet) => {
                     self.live -= 1;
                     self.in_flight -= u64::from(packet.bytes);
-                    each(number, packet.cargo, Some(&packet));
+                    each(packet.cargo, Some(&packet));
                 }
-                Entry::Lost(cargo) => each(number, cargo, None),
+                Entry::Lost(cargo) => each(cargo, None),
                 Entry::Settled => {}
             }
         }
@@ -193,16 +193,16 @@ mod tests {
         let mut ledger = Ledger::default();
         (0..6).for_each(|n| ledger.push(packet(n, 0)));
         let mut arrived = Vec::new();
-        ledger.acknowledge(4..5, |_, cargo, packet| arrived.push((indexes(cargo), packet.is_some())));
+        ledger.acknowledge(4..5, |cargo, packet| arrived.push((indexes(cargo), packet.is_some())));
         let mut lost = Vec::new();
         let next = ledger.detect_lost(Duration::from_millis(10), &trip(20), |cargo, _| lost.push(indexes(cargo)));
         assert_eq!((arrived, lost, ledger.in_flight()), (vec![(4, true)], vec![0, 1], 300));
         assert!(next.is_some_and(|at| at > Duration::from_millis(20)), "{next:?}");
         let mut late = Vec::new();
-        ledger.acknowledge(0..4, |_, cargo, packet| late.push((indexes(cargo), packet.is_some())));
+        ledger.acknowledge(0..4, |cargo, packet| late.push((indexes(cargo), packet.is_some())));
         assert_eq!(late, [(0, false), (1, false), (2, true), (3, true)]);
         assert_eq!((ledger.in_flight(), ledger.next_number()), (100, 6));
-        ledger.acknowledge(0..6, |_, cargo, _| assert_eq!(indexes(cargo), 5, "the others were told before"));
+        ledger.acknowledge(0..6, |cargo, _| assert_eq!(indexes(cargo), 5, "the others were told before"));
         assert!(ledger.is_empty() && ledger.entries.is_empty());
     }
 
@@ -211,7 +211,7 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.push(packet(0, 0));
         ledger.push(packet(1, 1));
-        ledger.acknowledge(1..2, |_, _, _| {});
+        ledger.acknowledge(1..2, |_, _| {});
         let mut lost = 0;
         let due = ledger.detect_lost(Duration::from_millis(10), &trip(20), |_, _| lost += 1).expect("one may be lost");
         assert_eq!(lost, 0);
@@ -225,7 +225,7 @@ mod tests {
         ledger.push(packet(0, 0));
         ledger.push_unanswered();
         assert!(ledger.was_sent(1) && !ledger.was_sent(2));
-        ledger.acknowledge(5..900, |_, _, _| unreachable!("nothing like it was sent"));
+        ledger.acknowledge(5..900, |_, _| unreachable!("nothing like it was sent"));
         assert_eq!(ledger.in_flight(), 100);
     }
 }

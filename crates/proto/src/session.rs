@@ -14,7 +14,7 @@
 
 use crate::congestion::{Controller, Delivery, RateBased};
 use crate::handshake::{Established, Offer};
-use crate::header::{Header, HeaderFlags, Kind};
+use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind};
 use crate::key::Fingerprint;
 use crate::ledger::{Cargo, Ledger, SentPacket};
 use crate::message::{InMessage, Incoming, OutMessage, Outgoing, Places, Preface};
@@ -428,12 +428,6 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
     }
 
-    /// What the controller knows, for people.
-    pub fn explain_controller(&self) -> String {
-        let (window, pace) = (self.controller.window(), self.controller.pace());
-        format!("window {window}, pace {pace:?}, {:?}, {:?}", self.trip, self.controller)
-    }
-
     /// The smoothed round trip.
     pub fn round_trip(&self) -> Duration {
         self.trip.smoothed()
@@ -500,8 +494,9 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         if bytes > limit as usize {
             return Err(Refusal::TooLong { bytes, limit });
         }
-        if message.control.len() > CONTROL_BYTES_MAX {
-            return Err(Refusal::ControlTooLong { bytes: message.control.len(), limit: CONTROL_BYTES_MAX });
+        let limit = usize::from(CONTROL_BYTES_MAX);
+        if message.control.len() > limit {
+            return Err(Refusal::ControlTooLong { bytes: message.control.len(), limit });
         }
         Ok(())
     }
@@ -519,8 +514,8 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         state.places.post(place);
         if state.credit_is_urgent() {
             self.acknowledge_now = true;
-        } else if self.acknowledge_by.is_none() {
-            self.acknowledge_by = Some(self.last_run + self.config.acknowledge_delay);
+        } else {
+            self.acknowledge_after(self.last_run);
         }
         Ok(())
     }
@@ -657,7 +652,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         if state.message(message).is_none_or(|message| message.has_arrived(index)) {
             // It arrived in another packet; but this one may have carried news of credit.
             state.credit_untold = true;
-            self.acknowledge_by.get_or_insert(self.last_run + self.config.acknowledge_delay);
+            self.acknowledge_after(self.last_run);
             return;
         }
         state.again.push_back((message, index));
@@ -748,16 +743,16 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         if self.state == State::Closing && !self.close_sent {
             self.close_sent = true;
             self.probe_wanted = false;
-            self.write_control(now, Kind::Close, Cargo::Close, out)?;
+            self.write_control(now, Cargo::Close, 0, out)?;
             return Some(out.len() - begin);
         }
         if let Some(vi) = self.asking.pop_front() {
-            self.write_control_about(now, Kind::Probe, Cargo::Probe, vi, out)?;
+            self.write_control(now, Cargo::Probe, vi, out)?;
             return Some(out.len() - begin);
         }
         if self.probe_wanted {
             self.probe_wanted = false;
-            self.write_control(now, Kind::Probe, Cargo::Probe, out)?;
+            self.write_control(now, Cargo::Probe, 0, out)?;
             return Some(out.len() - begin);
         }
         if self.acknowledge_now {
@@ -854,17 +849,21 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             return false;
         }
         self.note_sent(now, Cargo::Data { vi, message: number, index }, out.len() - begin);
-        self.complete_unreliable(vi);
+        if assurance == Assurance::Unreliable {
+            self.complete_sends(vi);
+        }
         true
     }
 
-    /// An unreliable message is complete when it has left [W-49].
-    fn complete_unreliable(&mut self, vi: u32) {
+    /// Tells of messages that are complete, in order, though a later one may be complete before: an
+    /// unreliable one when it has left [W-49], any other when it has arrived.
+    fn complete_sends(&mut self, vi: u32) {
         let Some(state) = self.vis.get_mut(&vi) else { return };
-        if state.assurance != Assurance::Unreliable {
-            return;
-        }
-        while state.messages.front().is_some_and(OutMessage::all_sent) {
+        let is_complete = match state.assurance {
+            Assurance::Unreliable => OutMessage::all_sent,
+            Assurance::Reliable => OutMessage::all_arrived,
+        };
+        while state.messages.front().is_some_and(is_complete) {
             let Some(message) = state.messages.pop_front() else { break };
             state.first_message = state.first_message.wrapping_add(1);
             state.sending = state.sending.saturating_sub(1);
@@ -873,18 +872,9 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
     }
 
-    fn write_control(&mut self, now: Duration, kind: Kind, cargo: Cargo, out: &mut Vec<u8>) -> Option<()> {
-        self.write_control_about(now, kind, cargo, 0, out)
-    }
-
-    fn write_control_about(
-        &mut self,
-        now: Duration,
-        kind: Kind,
-        cargo: Cargo,
-        vi: u32,
-        out: &mut Vec<u8>,
-    ) -> Option<()> {
+    /// A packet that is nothing but its header, about a VI or, with 0, about the session.
+    fn write_control(&mut self, now: Duration, cargo: Cargo, vi: u32, out: &mut Vec<u8>) -> Option<()> {
+        let kind = if cargo == Cargo::Close { Kind::Close } else { Kind::Probe };
         let begin = out.len();
         out.resize(begin + Header::BYTES, 0);
         let header = Header { vi, ..self.bare_header(kind) };
@@ -894,21 +884,8 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     }
 
     fn bare_header(&mut self, kind: Kind) -> Header {
-        Header {
-            kind,
-            flags: HeaderFlags::default(),
-            list: 0,
-            session: self.peer.session,
-            number: self.ledger.next_number(),
-            vi: 0,
-            message: 0,
-            offset: 0,
-            length: 0,
-            control: 0,
-            ack: self.piggyback(),
-            credit: 0,
-            receive: 0,
-        }
+        let (session, number) = (self.peer.session, self.ledger.next_number());
+        Header { session, number, ack: self.piggyback(), ..Header::new(kind) }
     }
 
     /// The range that was received last, in eight bytes: its end, and how long it is. If that is all
@@ -1048,7 +1025,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             }
             _ => true,
         };
-        self.handle_ack(now, header.ack, Duration::ZERO);
+        self.handle_ack(now, header.ack);
         if header.kind == Kind::Data {
             self.take_credit(header.vi, header.credit);
         }
@@ -1059,7 +1036,6 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         self.last_heard = now;
         self.note_received(now, &header);
         if header.kind == Kind::Close {
-            self.acknowledge_now = true;
             self.end_after_answer(now);
         }
         Ok(())
@@ -1097,7 +1073,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         if ahead > u32::MAX / 2 || header.flags.has(HeaderFlags::UNRELIABLE) != unreliable {
             return true;
         }
-        if ahead as usize >= MESSAGES_AHEAD && !header.flags.has(HeaderFlags::UNRELIABLE) {
+        if ahead as usize >= MESSAGES_AHEAD && !unreliable {
             return false;
         }
         let first = header.flags.has(HeaderFlags::FIRST);
@@ -1110,22 +1086,19 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             },
             false => None,
         };
-        if header.flags.has(HeaderFlags::UNRELIABLE) {
+        if unreliable {
             abandon_before(state, header.message);
         }
         if !state.arriving.contains_key(&header.message) {
             let place = match (has_token, &preface) {
                 (true, None) => return false,
                 (true, Some(preface)) => preface.payload_token.and_then(|token| state.places.expected.remove(&token)),
-                (false, _) if header.flags.has(HeaderFlags::UNRELIABLE) => {
-                    let number = state.places.credit().wrapping_sub(state.places.len() as u32);
-                    state.places.take(number)
-                }
+                (false, _) if unreliable => state.places.take(state.places.first()),
                 (false, _) => state.places.take(header.receive),
             };
             if place.is_none() && !has_token {
                 // An unreliable one is lost; any other comes again.
-                return header.flags.has(HeaderFlags::UNRELIABLE);
+                return unreliable;
             }
             state.arriving.insert(header.message, InMessage::new(place));
         }
@@ -1214,9 +1187,14 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             || matches!(header.kind, Kind::Probe | Kind::Close);
         if at_once {
             self.acknowledge_now = true;
-        } else if self.acknowledge_by.is_none() {
-            self.acknowledge_by = Some(now + self.config.acknowledge_delay);
+        } else {
+            self.acknowledge_after(now);
         }
+    }
+
+    /// An acknowledgement is due, with others that may come to be.
+    fn acknowledge_after(&mut self, now: Duration) {
+        self.acknowledge_by.get_or_insert(now + self.config.acknowledge_delay);
     }
 
     /// An acknowledgement packet, in `scratch`.
@@ -1234,11 +1212,11 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         self.scratch = scratch;
     }
 
-    /// The acknowledgement in a header.
-    fn handle_ack(&mut self, now: Duration, ack: u64, delay: Duration) {
+    /// The acknowledgement in a header, which says nothing about how long it was held back.
+    fn handle_ack(&mut self, now: Duration, ack: u64) {
         let (end, run) = (ack >> 16, ack & RUN_MAX);
         if run > 0 && run <= end {
-            self.acknowledge(now, end - run..end, delay);
+            self.acknowledge(now, end - run..end, Duration::ZERO);
             self.after_acknowledgements(now);
         }
     }
@@ -1261,15 +1239,14 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
         let mut arrived = Vec::new();
         let mut last: Option<SentPacket> = None;
-        let mut bytes = 0;
         let before = self.ledger.in_flight();
-        self.ledger.acknowledge(range.clone(), |_, cargo, packet| {
+        self.ledger.acknowledge(range.clone(), |cargo, packet| {
             arrived.push(cargo);
             if let Some(packet) = packet {
                 last = Some(*packet);
             }
         });
-        bytes += before - self.ledger.in_flight();
+        let bytes = before - self.ledger.in_flight();
         self.sealing.handle_acknowledged(range.end);
         if let Some(packet) = last {
             self.probes = 0;
@@ -1314,14 +1291,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         let Some(state) = self.vis.get_mut(&vi) else { return };
         let Some(sent) = state.message(message) else { return };
         sent.note_arrived(index);
-        // In order, though a later one may have arrived before.
-        while state.messages.front().is_some_and(OutMessage::all_arrived) {
-            let Some(message) = state.messages.pop_front() else { break };
-            state.first_message = state.first_message.wrapping_add(1);
-            state.sending = state.sending.saturating_sub(1);
-            self.stats.messages_sent += 1;
-            self.events.push_back(Event::Sent { vi, token: message.token, payload: message.payload, status: Ok(()) });
-        }
+        self.complete_sends(vi);
     }
 
     // ── The end ──────────────────────────────────────────────────────────────────────────────────
@@ -1469,8 +1439,6 @@ fn parse_acknowledgement(payload: &[u8]) -> Option<Acknowledged> {
     rest.is_empty().then_some((delay, ranges, credits))
 }
 
-/// Most control bytes of a message.
-pub const CONTROL_BYTES_MAX: usize = 128;
 /// Longest run of packets that a header acknowledges.
 const RUN_MAX: u64 = 0xffff;
 /// Ranges in an acknowledgement packet, the latest ones.

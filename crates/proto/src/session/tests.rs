@@ -3,7 +3,6 @@
 
 use super::*;
 use crate::SeededEntropy;
-use crate::entropy::Entropy;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -21,24 +20,6 @@ struct Weather {
     partition_ms: Option<(u64, u64)>,
 }
 
-struct Random(SeededEntropy);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        let mut bytes = [0; 8];
-        self.0.fill(&mut bytes);
-        u64::from_le_bytes(bytes)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
-    }
-
-    fn chance(&mut self, probability: f64) -> bool {
-        ((self.next() >> 11) as f64 / (1u64 << 53) as f64) < probability
-    }
-}
-
 /// When it arrives, which it is, for whom, and the packet.
 type Flying = (Duration, u64, usize, Vec<u8>);
 
@@ -48,7 +29,7 @@ struct World {
     on_the_way: BinaryHeap<Reverse<Flying>>,
     posted: u64,
     weather: Weather,
-    random: Random,
+    random: SeededEntropy,
     events: [Vec<Event<Vec<u8>, Vec<u8>>>; 2],
     packets: u64,
 }
@@ -81,7 +62,7 @@ impl World {
             on_the_way: BinaryHeap::new(),
             posted: 0,
             weather,
-            random: Random(SeededEntropy::new(seed)),
+            random: SeededEntropy::new(seed),
             events: [Vec::new(), Vec::new()],
             packets: 0,
         };
@@ -254,8 +235,8 @@ fn exchange(seed: u64, weather: Weather, sides: [Side; 2], count: u64, bytes_max
 }
 
 fn stormy(seed: u64) -> Weather {
-    let mut random = Random(SeededEntropy::new(seed ^ 0x5eed));
-    let rate = |random: &mut Random, most: f64| {
+    let mut random = SeededEntropy::new(seed ^ 0x5eed);
+    let rate = |random: &mut SeededEntropy, most: f64| {
         if random.chance(0.3) { 0.0 } else { random.below(1000) as f64 / 1000.0 * most }
     };
     Weather {
