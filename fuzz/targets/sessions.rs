@@ -182,7 +182,7 @@ impl World {
         let assurance = if vi == UNRELIABLE { Assurance::Unreliable } else { Assurance::Reliable };
         // Another number on each side, so that none is taken for the other.
         let number = |side: usize| vi + 10 * side as u32;
-        let _ = self.sides[side].open_vi(number(side), number(1 - side), assurance);
+        let _ = self.sides[side].open_vi(number(side), number(1 - side), assurance, assurance);
     }
 
     fn line(&mut self, side: usize, vi: u32) -> &mut Line {

@@ -1,7 +1,7 @@
 //! An endpoint on a link.
 
 use highwire_link::{Burst, Inbox, Link, ReceiveError, SendError};
-use highwire_proto::{ConnectError, Endpoint, Entropy};
+use highwire_proto::{ConnectError, Endpoint, Entropy, Sink, Source};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub struct Engine<L, S, T> {
     counters: EngineCounters,
 }
 
-impl<L: Link, S: AsRef<[u8]>, T: AsMut<[u8]>> Engine<L, S, T> {
+impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     /// An engine for this endpoint on this link.
     pub fn new(link: L, endpoint: Endpoint<S, T>, entropy: Box<dyn Entropy + Send>) -> Engine<L, S, T> {
         Engine {

@@ -320,7 +320,7 @@ impl Simulation {
                 self.sessions[side] = Some(number);
                 if let Some(session) = self.sides[side].endpoint().session(number) {
                     for vi in 1..=self.scenario.vis {
-                        if let Err(refusal) = session.open_vi(vi, vi, Assurance::Reliable) {
+                        if let Err(refusal) = session.open_vi(vi, vi, Assurance::Reliable, Assurance::Reliable) {
                             return self.end(Outcome::Wrong(refusal.to_string()));
                         }
                     }

@@ -13,6 +13,7 @@ use crate::entropy::Entropy;
 use crate::handshake::{Initiator, Offer, respond};
 use crate::header::{Header, Kind};
 use crate::key::{Fingerprint, Keys};
+use crate::message::{Sink, Source};
 use crate::session::{Dropped, Event, Session, SessionConfig};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -149,7 +150,7 @@ pub struct Endpoint<S, T> {
     stats: EndpointStats,
 }
 
-impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
+impl<S: Source, T: Sink> Endpoint<S, T> {
     /// An endpoint with these keys; none makes it insecure.
     pub fn new(keys: Keys, config: EndpointConfig, entropy: &mut dyn Entropy) -> Endpoint<S, T> {
         let mut bytes = [0; 12];
@@ -173,6 +174,11 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
     /// Changes the keys while sessions go on: new sessions use the newest, peers may use either [W-61].
     pub fn set_keys(&mut self, keys: Keys) {
         self.keys = keys;
+    }
+
+    /// Answers hellos from now on, or no longer. Sessions that are there go on.
+    pub fn set_listening(&mut self, listening: bool) {
+        self.config.listening = listening;
     }
 
     /// What it has done.
@@ -318,8 +324,11 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Endpoint<S, T> {
     fn handle_sealed(&mut self, now: Duration, from: SocketAddr, number: u32, packet: &[u8]) {
         if let Some(open) = self.sessions.get_mut(&number) {
             match open.session.handle_packet(now, packet) {
-                // It is authentic, so its sender is where it came from [W-60].
-                Ok(()) | Err(Dropped::NoPlace) => open.peer = from,
+                // It is authentic and newer than all before, so its sender is where it came from [W-60].
+                Ok(()) if open.session.heard_newest() => open.peer = from,
+                // Older than another that came, or taken by nobody and so perhaps a copy: it says nothing
+                // about where its sender is now.
+                Ok(()) | Err(Dropped::NoPlace) => {}
                 Err(_) => self.stats.dropped += 1,
             }
             return;

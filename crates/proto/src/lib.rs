@@ -58,7 +58,7 @@ pub use entropy::{Entropy, SeededEntropy};
 pub use handshake::{Established, HELLO_BYTES, HandshakeError, Initiator, Offer, respond};
 pub use header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind, Malformed, WIRE_VERSION};
 pub use key::{ClusterKey, Fingerprint, KeyError, Keys};
-pub use message::{Incoming, Outgoing};
+pub use message::{Incoming, Outgoing, Sink, Source};
 pub use ranges::Ranges;
 pub use replay::ReplayWindow;
 pub use rtt::RoundTrip;

@@ -7,6 +7,58 @@
 
 use crate::ranges::Ranges;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+/// What a message is sent from. Anything that is a slice of bytes will do.
+pub trait Source {
+    /// How many bytes there are.
+    fn total(&self) -> usize;
+    /// The bytes of `range`, if they lie in one piece.
+    fn piece(&self, range: Range<usize>) -> Option<&[u8]>;
+    /// Appends the bytes of `range`, wherever they lie.
+    fn append(&self, range: Range<usize>, to: &mut Vec<u8>);
+}
+
+impl<B: AsRef<[u8]>> Source for B {
+    fn total(&self) -> usize {
+        self.as_ref().len()
+    }
+
+    fn piece(&self, range: Range<usize>) -> Option<&[u8]> {
+        self.as_ref().get(range)
+    }
+
+    fn append(&self, range: Range<usize>, to: &mut Vec<u8>) {
+        to.extend_from_slice(&self.as_ref()[range]);
+    }
+}
+
+/// What a message lands in. Anything that is a mutable slice of bytes will do.
+pub trait Sink {
+    /// Bytes that it takes, at most.
+    fn capacity(&mut self) -> usize;
+    /// A message of so many bytes will land here, no more than the capacity. It is authentic, so this is
+    /// the time to take memory.
+    fn prepare(&mut self, _bytes: usize) {}
+    /// Where the bytes of `range` go, if that lies in one piece. Nothing is known of their sender yet.
+    fn piece(&mut self, range: Range<usize>) -> Option<&mut [u8]>;
+    /// Puts bytes that are authentic where they belong.
+    fn write(&mut self, at: usize, bytes: &[u8]);
+}
+
+impl<B: AsMut<[u8]>> Sink for B {
+    fn capacity(&mut self) -> usize {
+        self.as_mut().len()
+    }
+
+    fn piece(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        self.as_mut().get_mut(range)
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        self.as_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
 
 /// A message to be sent.
 #[derive(Debug)]
@@ -85,10 +137,10 @@ pub(crate) struct OutMessage<S> {
     awaited: u32,
 }
 
-impl<S: AsRef<[u8]>> OutMessage<S> {
+impl<S: Source> OutMessage<S> {
     /// Cuts a message into packets of up to `segment` bytes behind the header.
     pub(crate) fn new(message: Outgoing<S>, receive: u32, segment: usize) -> OutMessage<S> {
-        let total = message.payload.as_ref().map_or(0, |payload| payload.as_ref().len());
+        let total = message.payload.as_ref().map_or(0, Source::total);
         let Outgoing { token, control, immediate, payload_token, payload } = message;
         let preface = Preface { total: total as u32, immediate, payload_token, control };
         let first = (segment - preface.bytes()).min(total);
@@ -122,16 +174,23 @@ impl<S: AsRef<[u8]>> OutMessage<S> {
 
     /// Writes the payload of packet `index`; tells its offset in the message.
     pub(crate) fn write(&self, index: u32, into: &mut Vec<u8>) -> u32 {
-        let bytes = self.payload.as_ref().map_or(&[][..], |payload| payload.as_ref());
-        let first = (self.segment - self.preface.bytes()).min(bytes.len());
-        if index == 0 {
-            self.preface.write(into);
-            into.extend_from_slice(&bytes[..first]);
-            return 0;
+        let total = self.preface.total as usize;
+        let first = (self.segment - self.preface.bytes()).min(total);
+        let range = match index {
+            0 => {
+                self.preface.write(into);
+                0..first
+            }
+            _ => {
+                let from = first + (index - 1) as usize * self.segment;
+                from..total.min(from + self.segment)
+            }
+        };
+        let from = range.start as u32;
+        if let Some(payload) = &self.payload {
+            payload.append(range, into);
         }
-        let from = first + (index - 1) as usize * self.segment;
-        into.extend_from_slice(&bytes[from..bytes.len().min(from + self.segment)]);
-        from as u32
+        from
     }
 }
 

@@ -17,7 +17,7 @@ use crate::handshake::{Established, Offer};
 use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind};
 use crate::key::Fingerprint;
 use crate::ledger::{Cargo, Ledger, SentPacket};
-use crate::message::{InMessage, Incoming, OutMessage, Outgoing, Places, Preface};
+use crate::message::{InMessage, Incoming, OutMessage, Outgoing, Places, Preface, Sink, Source};
 use crate::ranges::Ranges;
 use crate::replay::ReplayWindow;
 use crate::rtt::RoundTrip;
@@ -228,9 +228,9 @@ pub struct SessionStats {
 #[derive(Debug)]
 struct ViState<S, T> {
     remote: u32,
-    assurance: Assurance,
     // Sending: messages in order, the oldest is number `first_message` [W-35].
     messages: VecDeque<OutMessage<S>>,
+    sends: Assurance,
     first_message: u32,
     /// Position of the first message that was not sent in full.
     sending: usize,
@@ -238,6 +238,7 @@ struct ViState<S, T> {
     credit: u32,
     again: VecDeque<(u32, u32)>,
     // Receiving.
+    receives: Assurance,
     places: Places<T>,
     arriving: BTreeMap<u32, InMessage<T>>,
     next_delivery: u32,
@@ -246,7 +247,7 @@ struct ViState<S, T> {
     credit_untold: bool,
 }
 
-impl<S: AsRef<[u8]>, T> ViState<S, T> {
+impl<S: Source, T> ViState<S, T> {
     fn message(&mut self, number: u32) -> Option<&mut OutMessage<S>> {
         self.messages.get_mut(number.wrapping_sub(self.first_message) as usize)
     }
@@ -258,7 +259,7 @@ impl<S: AsRef<[u8]>, T> ViState<S, T> {
 
     fn has_credit(&self, message: &OutMessage<S>) -> bool {
         message.next > 0
-            || self.assurance == Assurance::Unreliable
+            || self.sends == Assurance::Unreliable
             || message.preface.payload_token.is_some()
             || self.credit.wrapping_sub(message.receive).wrapping_sub(1) < u32::MAX / 2
     }
@@ -342,7 +343,7 @@ pub struct Session<S, T> {
     stats: SessionStats,
 }
 
-impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
+impl<S: Source, T: Sink> Session<S, T> {
     /// The session that a handshake has established; `number` is this side's number for it.
     pub fn new(established: Established, number: u32, mut config: SessionConfig, now: Duration) -> Session<S, T> {
         let Established { sealing, peer, fingerprint } = established;
@@ -433,8 +434,9 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         self.trip.smoothed()
     }
 
-    /// A VI that both sides have agreed on: `local` here, `remote` at the peer.
-    pub fn open_vi(&mut self, local: u32, remote: u32, assurance: Assurance) -> Result<(), Refusal> {
+    /// A VI that both sides have agreed on: `local` here, `remote` at the peer, and how sure each wants to
+    /// be of what it sends.
+    pub fn open_vi(&mut self, local: u32, remote: u32, sends: Assurance, receives: Assurance) -> Result<(), Refusal> {
         self.check_open()?;
         // A number is used once: what was acknowledged for an earlier VI must not complete a later one.
         let used = self.closed.contains(&(u64::from(local)..u64::from(local) + 1));
@@ -443,13 +445,14 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
         let state = ViState {
             remote,
-            assurance,
+            sends,
             messages: VecDeque::new(),
             first_message: 0,
             sending: 0,
             next_receive: 0,
             credit: 0,
             again: VecDeque::new(),
+            receives,
             places: Places::new(),
             arriving: BTreeMap::new(),
             next_delivery: 0,
@@ -489,7 +492,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         if state.messages.len() >= self.config.messages_max {
             return Err(Refusal::Full { limit: self.config.messages_max });
         }
-        let bytes = message.payload.as_ref().map_or(0, |payload| payload.as_ref().len());
+        let bytes = message.payload.as_ref().map_or(0, Source::total);
         let limit = self.config.message_bytes_max.min(self.peer.message_bytes_max);
         if bytes > limit as usize {
             return Err(Refusal::TooLong { bytes, limit });
@@ -531,7 +534,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         let held = |message: &InMessage<T>| {
             message.preface.as_ref().is_some_and(|preface| preface.payload_token == Some(token))
         };
-        let arriving = state.assurance == Assurance::Unreliable && state.arriving.values().any(held);
+        let arriving = state.receives == Assurance::Unreliable && state.arriving.values().any(held);
         if arriving || state.places.expected.contains_key(&token) {
             return Err((Refusal::TokenInUse(token), place));
         }
@@ -540,6 +543,19 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
         state.places.expected.insert(token, place);
         Ok(())
+    }
+
+    /// Takes back the place that was given for the message under `token`: nothing lands in it afterwards.
+    /// What is on its way to it is dropped when it comes.
+    pub fn revoke(&mut self, vi: u32, token: u64) -> Option<Incoming<T>> {
+        let state = self.vis.get_mut(&vi)?;
+        if let Some(place) = state.places.expected.remove(&token) {
+            return Some(place);
+        }
+        let named = |message: &&mut InMessage<T>| {
+            message.preface.as_ref().is_some_and(|preface| preface.payload_token == Some(token))
+        };
+        state.arriving.values_mut().find(named)?.place.take()
     }
 
     fn check_open(&self) -> Result<(), Refusal> {
@@ -667,7 +683,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             self.controller.handle_loss(now, u64::from(bytes));
             match cargo {
                 Cargo::Data { vi, message, index } => {
-                    if self.vis.get(&vi).is_some_and(|state| state.assurance == Assurance::Reliable) {
+                    if self.vis.get(&vi).is_some_and(|state| state.sends == Assurance::Reliable) {
                         self.send_again(vi, message, index);
                     }
                 }
@@ -814,7 +830,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         let begin = out.len();
         out.resize(begin + Header::BYTES, 0);
         let Some(state) = self.vis.get_mut(&vi) else { return false };
-        let (credit, remote, assurance) = (state.places.credit(), state.remote, state.assurance);
+        let (credit, remote, assurance) = (state.places.credit(), state.remote, state.sends);
         (state.credit_told, state.credit_untold) = (credit, false);
         let Some(message) = state.message(number) else {
             out.truncate(begin);
@@ -859,7 +875,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
     /// unreliable one when it has left [W-49], any other when it has arrived.
     fn complete_sends(&mut self, vi: u32) {
         let Some(state) = self.vis.get_mut(&vi) else { return };
-        let is_complete = match state.assurance {
+        let is_complete = match state.sends {
             Assurance::Unreliable => OutMessage::all_sent,
             Assurance::Reliable => OutMessage::all_arrived,
         };
@@ -1068,7 +1084,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             return self.closed.contains(&(number..number + 1));
         };
         let ahead = header.message.wrapping_sub(state.next_delivery);
-        let unreliable = state.assurance == Assurance::Unreliable;
+        let unreliable = state.receives == Assurance::Unreliable;
         // Both ends agreed on what the VI is; one who says otherwise is not one of ours.
         if ahead > u32::MAX / 2 || header.flags.has(HeaderFlags::UNRELIABLE) != unreliable {
             return true;
@@ -1117,7 +1133,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
             && let Some(target) = message.place.as_mut().and_then(|place| place.target.as_mut())
         {
             let data = &self.scratch[self.scratch.len() - data_bytes..];
-            target.as_mut()[range.start as usize..range.end as usize].copy_from_slice(data);
+            target.write(range.start as usize, data);
         }
         let holes_max = if message.place.is_some() { self.config.holes_max } else { HOLES_WITHOUT_PLACE };
         if !message.landed.insert(range, holes_max) {
@@ -1125,6 +1141,10 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
         }
         if let Some(preface) = preface {
             message.too_long |= u64::from(preface.total) > capacity;
+            let target = message.place.as_mut().and_then(|place| place.target.as_mut());
+            if let (Some(target), false) = (target, message.too_long) {
+                target.prepare(preface.total as usize);
+            }
             message.preface = Some(preface);
         }
         self.deliver(header.vi);
@@ -1350,7 +1370,7 @@ impl<S: AsRef<[u8]>, T: AsMut<[u8]>> Session<S, T> {
 
 /// The next packet of a VI: something lost first, then something new. Its message and index, and whether
 /// it was sent before.
-fn next_packet<S: AsRef<[u8]>, T>(state: &mut ViState<S, T>) -> Option<(u32, u32, bool)> {
+fn next_packet<S: Source, T>(state: &mut ViState<S, T>) -> Option<(u32, u32, bool)> {
     while let Some((number, index)) = state.again.pop_front() {
         if state.message(number).is_some_and(|message| !message.has_arrived(index)) {
             return Some((number, index, true));
@@ -1373,7 +1393,7 @@ fn next_packet<S: AsRef<[u8]>, T>(state: &mut ViState<S, T>) -> Option<(u32, u32
 
 /// Where the payload of a packet that is not the first of its message goes, if that is known and free.
 /// Nothing changes: the packet is not verified yet.
-fn landing_place<'a, S, T: AsMut<[u8]>>(
+fn landing_place<'a, S, T: Sink>(
     state: &'a mut ViState<S, T>,
     header: &Header,
     range: &std::ops::Range<u64>,
@@ -1385,7 +1405,7 @@ fn landing_place<'a, S, T: AsMut<[u8]>>(
         None if header.message.wrapping_sub(state.next_delivery) as usize >= MESSAGES_AHEAD => return None,
         None => state.places.peek(header.receive)?,
     };
-    place.target.as_mut()?.as_mut().get_mut(range.start as usize..range.end as usize)
+    place.target.as_mut()?.piece(range.start as usize..range.end as usize)
 }
 
 /// Unreliable messages before this one that are not complete never will be: their places are for the
@@ -1410,8 +1430,8 @@ fn abandon_before<S, T>(state: &mut ViState<S, T>, message: u32) {
     state.next_delivery = message;
 }
 
-fn capacity<T: AsMut<[u8]>>(place: &mut Incoming<T>) -> usize {
-    place.target.as_mut().map_or(0, |target| target.as_mut().len())
+fn capacity<T: Sink>(place: &mut Incoming<T>) -> usize {
+    place.target.as_mut().map_or(0, Sink::capacity)
 }
 
 type Acknowledged = (Duration, Vec<(u64, u32)>, Vec<(u32, u32)>);

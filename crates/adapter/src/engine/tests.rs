@@ -33,7 +33,7 @@ fn exchange(address: &str, keys: fn() -> Keys) {
                 match event {
                     EndpointEvent::Connected(number) | EndpointEvent::Accepted(number, _) => {
                         let session = side.endpoint().session(number).unwrap();
-                        session.open_vi(1, 1, Assurance::Reliable).unwrap();
+                        session.open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
                         for token in 0..4 {
                             let target = Some(vec![0; payload.len()]);
                             session.post_receive(1, Incoming { token, target }).unwrap();

@@ -106,7 +106,7 @@ impl Net {
 
 fn carry_a_message(net: &mut Net, ours: u32, theirs: u32) {
     for (end, number) in [(0, ours), (1, theirs)] {
-        net.ends[end].session(number).unwrap().open_vi(1, 1, Assurance::Reliable).unwrap();
+        net.ends[end].session(number).unwrap().open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
     }
     let receive = Incoming { token: 1, target: Some(vec![0; 4000]) };
     net.ends[1].session(theirs).unwrap().post_receive(1, receive).unwrap();
@@ -279,4 +279,26 @@ fn a_peer_that_closes_is_told_of_and_a_session_can_be_forgotten() {
     assert!(ended(&net.events[0], Ending::Closed) && ended(&net.events[1], Ending::PeerClosed));
     net.ends[1].forget(accepted);
     assert!(net.ends[1].session(accepted).is_none() && net.ends[1].poll_timeout().is_none());
+}
+
+#[test]
+fn only_the_newest_packet_tells_where_the_peer_is() {
+    let mut net = Net::new(vec![(Keys::new(key(1)), false), (Keys::new(key(1)), true)]);
+    let number = net.connect(0, 1);
+    net.run(50);
+    let accepted = net.accepted(1)[0];
+    let ask = |net: &mut Net| {
+        net.ends[0].session(number).unwrap().ask();
+        net.pump();
+        net.on_the_way.pop_back().expect("a probe").3
+    };
+    let (older, newer, newest) = (ask(&mut net), ask(&mut net), ask(&mut net));
+    let mut deliver = |port, packet: &[u8]| {
+        net.ends[1].handle_packet(net.now, address(port), packet, &mut net.entropy);
+        net.ends[1].peer(accepted).unwrap().port()
+    };
+    assert_eq!(deliver(7, &newer), 7, "the peer has moved");
+    assert_eq!(deliver(8, &older), 7, "where it was when an older packet left is of no interest");
+    assert_eq!(deliver(8, &newer), 7, "nor where a copy comes from");
+    assert_eq!(deliver(9, &newest), 9);
 }

@@ -68,7 +68,7 @@ impl World {
         };
         for side in &mut world.sides {
             for vi in 1..=VIS {
-                side.open_vi(vi, vi, Assurance::Reliable).unwrap();
+                side.open_vi(vi, vi, Assurance::Reliable, Assurance::Reliable).unwrap();
             }
         }
         world
@@ -405,7 +405,7 @@ fn an_unreliable_message_is_lost_or_whole_and_never_comes_twice() {
     let weather = Weather { loss: 0.3, duplication: 0.2, delay_us: 100, ..Weather::default() };
     let mut world = World::new(12, weather, [plain(1, 2, &config), plain(2, 1, &config)]);
     for side in &mut world.sides {
-        side.open_vi(50, 50, Assurance::Unreliable).unwrap();
+        side.open_vi(50, 50, Assurance::Unreliable, Assurance::Unreliable).unwrap();
     }
     for number in 0..200 {
         world.sides[1].post_receive(50, place(number, 3000)).unwrap();
@@ -476,9 +476,12 @@ fn limits_are_refusals_with_their_number() {
     let mut side = plain(1, 2, &config);
     assert_eq!(side.post_send(9, send(0, vec![])).unwrap_err().0, Refusal::UnknownVi(9));
     for vi in 1..=4 {
-        side.open_vi(vi, vi, Assurance::Reliable).unwrap();
+        side.open_vi(vi, vi, Assurance::Reliable, Assurance::Reliable).unwrap();
     }
-    assert_eq!(side.open_vi(5, 5, Assurance::Reliable), Err(Refusal::NoSuchRoom { vi: 5, limit: 4 }));
+    assert_eq!(
+        side.open_vi(5, 5, Assurance::Reliable, Assurance::Reliable),
+        Err(Refusal::NoSuchRoom { vi: 5, limit: 4 })
+    );
     side.post_send(1, send(0, vec![])).unwrap();
     side.post_send(1, send(1, vec![])).unwrap();
     assert_eq!(side.post_send(1, send(2, vec![])).unwrap_err().0, Refusal::Full { limit: 2 });
@@ -509,12 +512,12 @@ fn a_probe_is_one_packet_however_much_waits() {
 #[test]
 fn credit_that_came_before_its_vi_was_open_is_asked_for_again() {
     let mut world = World::fine(21);
-    world.sides[1].open_vi(70, 71, Assurance::Reliable).unwrap();
+    world.sides[1].open_vi(70, 71, Assurance::Reliable, Assurance::Reliable).unwrap();
     for token in 0..3 {
         world.sides[1].post_receive(70, place(token, 100)).unwrap();
     }
     world.run(Duration::from_secs(1), |_| false);
-    world.sides[0].open_vi(71, 70, Assurance::Reliable).unwrap();
+    world.sides[0].open_vi(71, 70, Assurance::Reliable, Assurance::Reliable).unwrap();
     world.sides[0].post_send(71, send(1, vec![7; 50])).unwrap();
     assert!(world.run(Duration::from_secs(1), |world| received(&world.events[1]) == 1));
 }
@@ -522,10 +525,10 @@ fn credit_that_came_before_its_vi_was_open_is_asked_for_again() {
 #[test]
 fn a_named_payload_that_comes_before_its_vi_is_open_is_not_lost() {
     let mut world = World::fine(22);
-    world.sides[0].open_vi(71, 70, Assurance::Reliable).unwrap();
+    world.sides[0].open_vi(71, 70, Assurance::Reliable, Assurance::Reliable).unwrap();
     world.sides[0].post_send(71, Outgoing { payload_token: Some(5), ..send(1, vec![7; 50]) }).unwrap();
     assert!(!world.run(Duration::from_millis(300), |world| !world.events[0].is_empty()));
-    world.sides[1].open_vi(70, 71, Assurance::Reliable).unwrap();
+    world.sides[1].open_vi(70, 71, Assurance::Reliable, Assurance::Reliable).unwrap();
     world.sides[1].expect(70, 5, place(9, 50)).unwrap();
     assert!(world.run(Duration::from_secs(5), |world| received(&world.events[1]) == 1));
 }
@@ -535,7 +538,7 @@ fn news_of_credit_on_very_many_vis_is_told_at_once() {
     let mut world = World::fine(23);
     for vi in 100..1000 {
         for side in &mut world.sides {
-            side.open_vi(vi, vi, Assurance::Reliable).unwrap();
+            side.open_vi(vi, vi, Assurance::Reliable, Assurance::Reliable).unwrap();
         }
         world.sides[0].post_send(vi, send(u64::from(vi), vec![3; 10])).unwrap();
         world.sides[1].post_receive(vi, place(0, 10)).unwrap();
@@ -549,7 +552,7 @@ fn the_number_of_a_closed_vi_is_not_used_again() {
     world.sides[0].post_send(1, send(1, vec![1; 10])).unwrap();
     world.sides[0].close_vi(1);
     assert!(matches!(world.sides[0].poll_event(), Some(Event::Sent { status: Err(Ending::ViClosed), .. })));
-    let again = world.sides[0].open_vi(1, 1, Assurance::Reliable);
+    let again = world.sides[0].open_vi(1, 1, Assurance::Reliable, Assurance::Reliable);
     assert!(matches!(again, Err(Refusal::NoSuchRoom { vi: 1, .. })), "{again:?}");
 }
 
@@ -559,7 +562,7 @@ fn an_unreliable_vi_survives_that_very_much_is_lost() {
     let weather = Weather { delay_us: 100, ..Weather::default() };
     let mut world = World::new(25, weather, [plain(1, 2, &config), plain(2, 1, &config)]);
     for side in &mut world.sides {
-        side.open_vi(50, 50, Assurance::Unreliable).unwrap();
+        side.open_vi(50, 50, Assurance::Unreliable, Assurance::Unreliable).unwrap();
     }
     (0..100).for_each(|token| world.sides[1].post_receive(50, place(token, 10)).unwrap());
     world.weather.loss = 1.0;
@@ -612,3 +615,49 @@ fn a_packet_number_beyond_all_is_dropped() {
 
 const VIS: u32 = 3;
 const SEEDS: u64 = 1000;
+
+#[test]
+fn nothing_lands_in_a_place_that_was_taken_back() {
+    let config = SessionConfig::default();
+    let weather = Weather { delay_us: 50, jitter_us: 2000, ..Weather::default() };
+    let mut world = World::new(31, weather, [plain(1, 2, &config), plain(2, 1, &config)]);
+    world.sides[1].expect(1, 77, place(2, 9000)).unwrap();
+    assert_eq!(world.sides[1].revoke(1, 77).map(|place| place.token), Some(2));
+    assert!(world.sides[1].revoke(1, 77).is_none());
+    world.sides[1].expect(1, 78, place(3, 90_000)).unwrap();
+    world.sides[1].post_receive(1, place(4, 10)).unwrap();
+    for (token, payload_token) in [(1, Some(77)), (2, Some(78)), (3, None)] {
+        let bytes = if payload_token.is_some() { 90_000 } else { 10 };
+        world.sides[0].post_send(1, Outgoing { payload_token, ..send(token, content(1, token, bytes)) }).unwrap();
+    }
+    // Half of the second has landed when it is taken back.
+    let half = |world: &World| {
+        let mut arriving = world.sides[1].vis[&1].arriving.values();
+        arriving.any(|message| message.place.is_some() && message.landed.len() > 3)
+    };
+    assert!(world.run(Duration::from_secs(1), half));
+    let back = world.sides[1].revoke(1, 78).expect("it was there").target.expect("a place");
+    let before = back.clone();
+    assert!(world.run(Duration::from_secs(1), |world| world.events[0].len() == 3), "{:?}", world.events[0].len());
+    assert_eq!(back, before);
+    let [Event::Received { token: 4, length: 10, .. }] = &world.events[1][..] else { panic!("{:?}", world.events[1]) };
+}
+
+#[test]
+fn each_side_decides_how_sure_it_wants_to_be() {
+    let config = SessionConfig::default();
+    let weather = Weather { loss: 0.3, delay_us: 100, ..Weather::default() };
+    let mut world = World::new(32, weather, [plain(1, 2, &config), plain(2, 1, &config)]);
+    let (sure, unsure) = (Assurance::Reliable, Assurance::Unreliable);
+    world.sides[0].open_vi(50, 50, unsure, sure).unwrap();
+    world.sides[1].open_vi(50, 50, sure, unsure).unwrap();
+    for number in 0..100 {
+        for side in 0..2 {
+            world.sides[side].post_receive(50, place(number, 3000)).unwrap();
+            world.sides[side].post_send(50, send(number, content(50, number, 3000))).unwrap();
+        }
+    }
+    world.run(Duration::from_secs(5), |_| false);
+    let (got, lossy) = (received(&world.events[0]), received(&world.events[1]));
+    assert!(got == 100 && lossy > 10 && lossy < 90, "{got} and {lossy} of 100 arrived");
+}
