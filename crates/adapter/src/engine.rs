@@ -65,11 +65,16 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     /// Does what can be done now: takes in what has come, lets timers run, sends. True if a packet moved.
     pub fn turn(&mut self, now: Duration) -> Result<bool, ReceiveError> {
         let received = self.receive(now)?;
+        self.run_timers(now);
+        let sent = self.send(now);
+        Ok(received || sent)
+    }
+
+    /// Lets timers run that are due.
+    pub fn run_timers(&mut self, now: Duration) {
         if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
             self.endpoint.handle_timeout(now);
         }
-        let sent = self.send(now);
-        Ok(received || sent)
     }
 
     /// When it is to be turned again, if nothing comes before.
@@ -82,7 +87,8 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         !self.bursts.is_empty()
     }
 
-    fn receive(&mut self, now: Duration) -> Result<bool, ReceiveError> {
+    /// Takes in what has come. True if a packet has.
+    pub fn receive(&mut self, now: Duration) -> Result<bool, ReceiveError> {
         let mut any = false;
         // Bounded, so that a flood does not keep us from answering.
         for _ in 0..RECEIVES_A_TURN {
@@ -97,7 +103,8 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         Ok(any)
     }
 
-    fn send(&mut self, now: Duration) -> bool {
+    /// Sends what is to be sent now. True if a packet went.
+    pub fn send(&mut self, now: Duration) -> bool {
         let mut any = false;
         for _ in 0..SENDS_A_TURN {
             if self.bursts.is_empty() {

@@ -1,12 +1,21 @@
 //! Highwire: network I/O at wire speed, in user space, on ordinary Linux machines.
 //!
-//! A program opens its own network interface, a [`Nic`], and connects virtual interfaces, [`Vi`]s.
-//! On one host they are queues in memory that both processes map: a message costs one cache line
-//! and no system call. Start with [`Nic`]; `docs/architecture.md` shows the path of a message.
+//! A program opens its own network interface, a [`Nic`], and connects virtual interfaces, [`Vi`]s. An
+//! address picks the path. On one host (`shm:name`) they are queues in memory that both processes map: a
+//! message costs one cache line and no system call. To another (`udp:host:port`) they are sessions over
+//! UDP, authenticated and encrypted with a key that both have. Start with [`Nic`];
+//! `docs/architecture.md` shows the path of a message.
 #![forbid(unsafe_code)]
 
-/// Between hosts: the engine, keys, and whole runs in virtual time. VIs do not take this way yet.
+mod nic;
+
+/// Between hosts, beneath VIs: the engine, keys, and whole runs in virtual time.
 pub use highwire_adapter as adapter;
+pub use highwire_adapter::{Driver, KeyFileError, WireConfig, create_key, read_key};
+pub use highwire_link::{Impairments, UdpOptions};
 pub use highwire_mem::{Ticks, ticks, ticks_per_second};
+pub use highwire_proto::{ClusterKey, Fingerprint, Keys};
 pub use highwire_pulse::Pulse;
+// A name that is given here stands before the same name from there: `Nic` is ours.
 pub use highwire_vi::*;
+pub use nic::Nic;

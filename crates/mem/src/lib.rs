@@ -42,6 +42,8 @@ mod sys;
 mod watcher;
 #[cfg(not(loom))]
 mod words;
+#[cfg(not(loom))]
+pub mod work;
 
 pub use area::{Extent, PayloadArea};
 pub use bell::{Attention, BELLS_MAX, Bell, BellIndex, BellRope};

@@ -400,6 +400,11 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.number
     }
 
+    /// True if nothing is on its way whose arrival is awaited.
+    pub fn is_quiet(&self) -> bool {
+        self.ledger.is_empty()
+    }
+
     /// What the peer offered.
     pub fn peer(&self) -> &Offer {
         &self.peer

@@ -1,4 +1,4 @@
-//! An address picks the path: `shm:name` on this host.
+//! An address picks the path: `shm:name` on this host, `udp:host:port` to others.
 
 use crate::error::AddressError;
 use std::path::PathBuf;
@@ -13,11 +13,16 @@ pub enum Address {
     Name(String),
     /// `shm:/path`, for sharing with other users.
     Path(PathBuf),
+    /// `udp:host:port`, on another host or this one.
+    Host(String),
 }
 
 impl Address {
     /// Reads an address.
     pub fn parse(text: &str) -> Result<Address, AddressError> {
+        if let Some(host) = text.strip_prefix("udp:") {
+            return Ok(Address::Host(host.to_owned()));
+        }
         let rest = text.strip_prefix("shm:").ok_or_else(|| AddressError::Scheme(text.to_owned()))?;
         if rest.starts_with('/') {
             let path = PathBuf::from(rest);
@@ -41,6 +46,7 @@ mod tests {
     fn addresses_are_read_or_refused_with_what_to_write() {
         assert_eq!(Address::parse("shm:echo-1.a_b"), Ok(Address::Name("echo-1.a_b".into())));
         assert_eq!(Address::parse("shm:/run/x"), Ok(Address::Path("/run/x".into())));
+        assert_eq!(Address::parse("udp:[::1]:7"), Ok(Address::Host("[::1]:7".into())));
         for bad in ["echo", "tcp:x", "", "shm"] {
             let error = Address::parse(bad).unwrap_err();
             assert!(matches!(error, AddressError::Scheme(_)) && error.to_string().contains("shm:NAME"), "{bad}");

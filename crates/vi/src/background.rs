@@ -31,7 +31,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct Background {
     shared: Arc<Shared>,
-    member: Arc<Member>,
+    member: Member,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -49,7 +49,10 @@ impl Background {
         let thread = std::thread::Builder::new().name("highwire-vi".into()).spawn(move || {
             const LONG: Duration = Duration::from_secs(3600);
             while !inside.stop.load(Ordering::SeqCst) && inside.drain() {
-                let ready = || (watched.ready() || inside.stop.load(Ordering::SeqCst)).then_some(());
+                let ready = || {
+                    watched.attend();
+                    (watched.ready() || inside.stop.load(Ordering::SeqCst)).then_some(())
+                };
                 let _ = watched.wait_for(&nic.spin, LONG, ready);
             }
         })?;
@@ -58,37 +61,37 @@ impl Background {
 
     /// Sends a message: see [`crate::SendQueue::post_send`].
     pub fn post_send(&self, message: Message) -> Result<(), Refused<Message>> {
-        if !self.member.process.is_this() {
+        if !self.member.process().is_this() {
             return Err(Refused { reason: PostError::ForkedChild, descriptor: message });
         }
         let result = lock(&self.shared.vi).post_send(message);
-        self.member.queue.wake();
+        self.member.queue().wake();
         result
     }
 
     /// Sends a copy of `bytes`: see [`crate::SendQueue::send_bytes`].
     pub fn send_bytes(&self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
-        if !self.member.process.is_this() {
+        if !self.member.process().is_this() {
             return Err(PostError::ForkedChild);
         }
         let result = lock(&self.shared.vi).send_bytes(token, bytes);
-        self.member.queue.wake();
+        self.member.queue().wake();
         result
     }
 
     /// Gives a place for the next message: see [`crate::RecvQueue::post_recv`].
     pub fn post_recv(&self, receive: Receive) -> Result<(), Refused<Receive>> {
-        if !self.member.process.is_this() {
+        if !self.member.process().is_this() {
             return Err(Refused { reason: PostError::ForkedChild, descriptor: receive });
         }
         let result = lock(&self.shared.vi).post_recv(receive);
-        self.member.queue.wake();
+        self.member.queue().wake();
         result
     }
 
     /// The next completion, if there is one.
     pub fn poll(&self) -> Option<Completion> {
-        if !self.member.process.is_this() {
+        if !self.member.process().is_this() {
             return None;
         }
         lock(&self.shared.taken).completions.pop_front()
@@ -96,7 +99,7 @@ impl Background {
 
     /// Waits for the next completion, at most `timeout`.
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
-        if !self.member.process.is_this() {
+        if !self.member.process().is_this() {
             return Err(WaitError::ForkedChild);
         }
         let deadline = deadline(timeout);
@@ -143,12 +146,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if !self.member.process.is_this() {
+        if !self.member.process().is_this() {
             std::mem::forget(self.thread.take());
             return;
         }
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.member.queue.wake();
+        self.member.queue().wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -72,7 +72,7 @@ pub(crate) struct QueueShared {
     /// True while there are too many members to look at each.
     pub many: AtomicBool,
     homes: RwLock<Vec<Arc<BellHome>>>,
-    members: Mutex<Vec<Arc<Member>>>,
+    members: Mutex<Vec<Member>>,
     /// Grows with every change of `members` or `homes`.
     pub version: AtomicU32,
     /// In `many` mode: members that have something of their own making to poll.
@@ -117,18 +117,18 @@ impl QueueShared {
         self.homes.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn members(&self) -> MutexGuard<'_, Vec<Arc<Member>>> {
+    pub(crate) fn members(&self) -> MutexGuard<'_, Vec<Member>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn join(&self, member: Arc<Member>) {
+    pub(crate) fn join(&self, member: Member) {
         self.members().push(member);
         self.version.fetch_add(1, Ordering::SeqCst);
         self.wake();
     }
 
     pub(crate) fn part(&self, id: ViId) {
-        self.members().retain(|member| member.id != id);
+        self.members().retain(|member| member.id() != id);
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 

@@ -1,36 +1,19 @@
 //! Descriptors: what goes into a work queue by value, and comes back with its completion.
 
 use crate::config::Path;
-use crate::error::Failure;
-use crate::remote::RemoteKey;
-use highwire_mem::{Buffer, CONTROL_BYTES_MAX, Frozen, PeerBytes, RemoteRegion, SharedBuffer};
+use crate::error::{Failure, PostError};
+use crate::host::remote::RemoteKey;
+use highwire_mem::work::Segment;
+use highwire_mem::{Buffer, CONTROL_BYTES_MAX, Frozen, PeerBytes, RemoteRegion, SharedBuffer, Tag};
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::member::Member;
+use crate::host::member::HostMember;
 
-/// A piece of an outgoing payload.
-#[derive(Debug)]
-pub enum Segment {
-    /// Registered memory, ours until the completion.
-    Buffer(Buffer),
-    /// Registered memory that several messages may carry.
-    Shared(SharedBuffer),
-    /// A range of a region that never changes.
-    Frozen(Frozen, Range<usize>),
-}
-
-impl Segment {
-    #[inline]
-    pub(crate) fn bytes(&self) -> &[u8] {
-        match self {
-            Segment::Buffer(buffer) => buffer,
-            Segment::Shared(buffer) => buffer,
-            Segment::Frozen(region, range) => &region[range.clone()],
-        }
-    }
-}
+/// Segments of a message. Between processes of one host, more than fit a slot are copied rather than
+/// referenced.
+const SEGMENTS_MAX: usize = 64;
 
 /// Names a place that a payload is to land in: see [`crate::RecvQueue::expect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -267,6 +250,24 @@ impl Receive {
         }
     }
 
+    /// Whether its buffers are of this protection tag, and not too many.
+    #[inline(always)]
+    pub(crate) fn check(&self, vi: Tag) -> Result<(), PostError> {
+        let wrong = |buffer: &Buffer| (buffer.tag() != vi).then(|| buffer.tag());
+        let wrong_tag = match &self.target {
+            Target::Buffer(buffer) => wrong(buffer),
+            Target::Scatter(buffers) if buffers.len() > SEGMENTS_MAX => {
+                return Err(PostError::TooManySegments { segments: buffers.len(), limit: SEGMENTS_MAX });
+            }
+            Target::Scatter(buffers) => buffers.iter().find_map(wrong),
+            Target::Nowhere | Target::InPlace => None,
+        };
+        match wrong_tag {
+            Some(buffer) => Err(PostError::WrongTag { buffer, vi }),
+            None => Ok(()),
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn into_payload(self) -> Payload {
         match self.target {
@@ -376,6 +377,34 @@ impl Payload {
         })
     }
 
+    /// Whether its buffers are of this protection tag.
+    pub(crate) fn check_tags(&self, vi: Tag) -> Result<(), PostError> {
+        let check = |buffer: Tag| match buffer == vi {
+            true => Ok(()),
+            false => Err(PostError::WrongTag { buffer, vi }),
+        };
+        match self {
+            Payload::None | Payload::InPlace(_) => Ok(()),
+            Payload::Buffer(buffer) => check(buffer.tag()),
+            Payload::Segments(segments) => segments.iter().try_for_each(|segment| match segment {
+                Segment::Buffer(buffer) => check(buffer.tag()),
+                Segment::Shared(buffer) => check(buffer.buffer().tag()),
+                Segment::Frozen(region, _) => check(region.tag()),
+            }),
+        }
+    }
+
+    /// How many pieces it has, if that is not too many.
+    pub(crate) fn check_segments(&self) -> Result<usize, PostError> {
+        match self {
+            Payload::Segments(segments) if segments.len() > SEGMENTS_MAX => {
+                Err(PostError::TooManySegments { segments: segments.len(), limit: SEGMENTS_MAX })
+            }
+            Payload::Segments(segments) => Ok(segments.len()),
+            _ => Ok(1),
+        }
+    }
+
     #[inline]
     pub(crate) fn total(&self) -> u64 {
         match self {
@@ -439,11 +468,11 @@ impl Completion {
 pub(crate) struct Returns {
     slots: Mutex<Vec<u64>>,
     pub waiting: AtomicBool,
-    member: Arc<Member>,
+    member: Arc<HostMember>,
 }
 
 impl Returns {
-    pub(crate) fn new(member: Arc<Member>) -> Returns {
+    pub(crate) fn new(member: Arc<HostMember>) -> Returns {
         Returns { slots: Mutex::default(), waiting: AtomicBool::new(false), member }
     }
 

@@ -1,5 +1,6 @@
 //! What can go wrong, one small enum for each operation, with the numbers in them.
 
+use highwire_mem::work::WireError;
 use highwire_mem::{CourierError, KernelTooOld, Lie, RegionError, Tag};
 use std::io;
 use std::path::PathBuf;
@@ -33,7 +34,7 @@ pub enum NicError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// No known scheme.
-    #[error("{0:?} is not an address; write shm:NAME or shm:/PATH")]
+    #[error("{0:?} is not an address; write shm:NAME, shm:/PATH or udp:HOST:PORT")]
     Scheme(String),
     /// A name with characters or a length that names do not have.
     #[error("{0:?} is not a name: use 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.'")]
@@ -113,6 +114,17 @@ pub enum ListenError {
         /// Why.
         source: io::Error,
     },
+    /// There is no way to other hosts, or not at this address.
+    #[error("cannot listen at {address:?}: {source}")]
+    Wire {
+        /// Where.
+        address: String,
+        /// Why.
+        source: WireError,
+    },
+    /// The Nic was opened without a way to other hosts.
+    #[error("{0:?} is an address of other hosts, and this Nic has no way there; open it with highwire::Nic")]
+    NoWire(String),
     /// Used in a forked child.
     #[error("this Nic belongs to the parent process; open one in the child")]
     ForkedChild,
@@ -161,7 +173,7 @@ pub enum ConnectError {
         /// The address.
         address: String,
         /// Why.
-        reason: crate::rendezvous::Refusal,
+        reason: crate::host::rendezvous::Refusal,
     },
     /// It speaks another version.
     #[error("{address:?} speaks layout version {theirs}, this side {ours}; run the same version on both sides")]
@@ -203,6 +215,17 @@ pub enum ConnectError {
         /// Why.
         source: CourierError,
     },
+    /// The other host was not reached.
+    #[error("connecting to {address:?} failed: {source}")]
+    Wire {
+        /// The address.
+        address: String,
+        /// Why.
+        source: WireError,
+    },
+    /// The Nic was opened without a way to other hosts.
+    #[error("{0:?} is an address of other hosts, and this Nic has no way there; open it with highwire::Nic")]
+    NoWire(String),
     /// Used in a forked child.
     #[error("this Nic belongs to the parent process; open one in the child")]
     ForkedChild,
@@ -217,6 +240,9 @@ pub enum AcceptError {
     /// The listening socket failed.
     #[error("the listening socket failed: {0}")]
     Socket(#[source] io::Error),
+    /// The port of an adapter failed.
+    #[error(transparent)]
+    Wire(WireError),
     /// Used in a forked child.
     #[error("this listener belongs to the parent process; open one in the child")]
     ForkedChild,
@@ -295,6 +321,9 @@ pub enum PostError {
         /// The region in the key.
         region: u32,
     },
+    /// Memory of another host, which is not reached yet.
+    #[error("remote memory is reached between processes of one host only (shm:)")]
+    OtherHost,
     /// A payload token that is already expected.
     #[error("payload token {0} is already expected")]
     TokenInUse(u64),
@@ -334,13 +363,20 @@ pub enum Failure {
     /// The peer disconnected with sends outstanding, which are void.
     #[error("the peer aborted the connection")]
     PeerAborted,
+    /// Nothing was heard of the peer, on another host, for so long: it died, or the network is down.
+    #[error("nothing was heard of the peer for {0:?}: it died, or the network is down")]
+    PeerSilent(Duration),
+    /// A session sealed all the packets that its keys may, and the peer acknowledged no change of keys.
+    #[error("the keys of the session are used up")]
+    KeysUsedUp,
     /// This side disconnected.
     #[error("this side disconnected")]
     Closed,
     /// The peer's memory says what cannot be true.
     #[error("the peer lies: {0}")]
     PeerLied(#[from] Lie),
-    /// The message is longer than the buffer; it stays for the next receive.
+    /// The message is longer than the buffer. On one host it stays for the next receive; from another
+    /// host it is dropped, since nothing holds it here.
     #[error("a message of {message} bytes does not fit the posted buffer of {buffer} bytes")]
     TooLong {
         /// Bytes of the message.
@@ -396,6 +432,9 @@ pub enum GrantError {
         /// The limit in force.
         limit: usize,
     },
+    /// The peer is on another host, and cannot map it.
+    #[error("memory is granted between processes of one host only (shm:)")]
+    OtherHost,
     /// The message did not get through.
     #[error("the region could not be sent: {0}")]
     Courier(String),

@@ -31,43 +31,36 @@ mod bells;
 mod config;
 mod descriptor;
 mod error;
-mod flight;
-mod gather;
-mod handover;
+mod halves;
+mod host;
 mod listener;
 mod member;
 mod nic;
-mod peer;
-mod pulse_log;
 mod queue;
-mod recv;
-mod remote;
-mod rendezvous;
-mod runtime_dir;
-mod send;
 mod spin;
 mod vi;
+mod wire;
 
 pub use address::Address;
 pub use background::Background;
 pub use config::{Allow, Config, Path, Reliability, ViOptions};
 pub use descriptor::{
-    Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Receive, Segment,
+    Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Receive,
 };
 pub use error::{
     AcceptError, AddressError, ConnectError, Failure, GrantError, ListenError, NicError, PostError, Refused,
     RuntimeDirError, WaitError,
 };
+pub use halves::{RecvQueue, RecvStats, SendQueue, SendStats};
+pub use host::pulse_log::PulseRecord;
+pub use host::remote::RemoteKey;
+pub use host::rendezvous::Refusal;
 pub use listener::Listener;
 pub use nic::Nic;
-pub use pulse_log::PulseRecord;
 pub use queue::{Armed, CompletionQueue, Notify};
-pub use recv::{RecvQueue, RecvStats};
-pub use remote::RemoteKey;
-pub use rendezvous::Refusal;
-pub use send::{SendQueue, SendStats};
-pub use vi::{State, Vi, ViId};
+pub use vi::{PeerId, State, Vi, ViId};
 
+pub use highwire_mem::work::{Segment, Wire, WireError};
 pub use highwire_mem::{
     Buffer, CONTROL_BYTES_MAX, Credentials, Exported, Frozen, KernelTooOld, Lie, PeerBytes, Pool, PoolError, Region,
     RegionError, SharedBuffer, Tag,

@@ -1,95 +1,67 @@
-//! A name that others connect to.
+//! A name that others connect to, on this host or from another.
 
 use crate::config::{Allow, ViOptions};
 use crate::error::{AcceptError, ListenError};
-use crate::handover;
+use crate::host::listener::HostListener;
 use crate::nic::NicInner;
-use crate::rendezvous::{MESSAGE_BYTES, Refusal};
 use crate::vi::Vi;
-use highwire_mem::{Courier, CourierError, CourierListener, deadline};
-use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
-use std::collections::BTreeSet;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use crate::wire::{Calling, is_reliable};
+use highwire_mem::work::WireListener;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-const BACKLOG: i32 = 1024;
-/// How long a connection may take over its request before it is dropped.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Accepts connections at an address. Its lock lasts as long as the process, whatever ends it, so
-/// a name left behind by a dead listener is replaced by the next one.
+/// Accepts connections at an address.
 #[derive(Debug)]
 pub struct Listener {
-    nic: Arc<NicInner>,
     address: String,
-    path: PathBuf,
-    socket: CourierListener,
-    allow: Allow,
-    half_open: Mutex<Vec<HalfOpen>>,
-    _lock: OwnedFd,
-    /// Dropped after the lock's descriptor, whose closing gives the lock up.
-    _name: NameHeld,
+    at: At,
 }
-
-/// Names that this process listens at. The lock on a name's file is the process's, so that it ends
-/// with it even if a forked child lives on; within the process it says nothing.
-static NAMES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug)]
-struct NameHeld(PathBuf);
-
-impl NameHeld {
-    fn take(path: &Path) -> Option<NameHeld> {
-        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        names.insert(path.to_owned()).then(|| NameHeld(path.to_owned()))
-    }
+enum At {
+    Host(HostListener),
+    Wire(WirePort),
 }
 
-impl Drop for NameHeld {
-    fn drop(&mut self) {
-        NAMES.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
-    }
-}
-
-/// A connection that was greeted and has not asked for anything yet.
 #[derive(Debug)]
-struct HalfOpen {
-    courier: Arc<Courier>,
-    since: Instant,
+struct WirePort {
+    nic: Arc<NicInner>,
+    /// A forked child leaves it alone.
+    listener: Box<dyn WireListener>,
+}
+
+impl WirePort {
+    fn accept(&self, timeout: Duration, options: &ViOptions<'_>) -> Result<Vi, AcceptError> {
+        if !self.nic.process.is_this() {
+            return Err(AcceptError::ForkedChild);
+        }
+        let calling = Calling::new(&self.nic, options);
+        if !self.listener.accept(&calling.line, is_reliable(options), timeout).map_err(AcceptError::Wire)? {
+            return Err(AcceptError::TimedOut(timeout));
+        }
+        Vi::connected(calling, &self.nic, options).ok_or(AcceptError::TimedOut(timeout))
+    }
 }
 
 impl Listener {
-    pub(crate) fn bind(
+    pub(crate) fn at_path(
         nic: Arc<NicInner>,
         address: &str,
         path: PathBuf,
         allow: Allow,
     ) -> Result<Listener, ListenError> {
-        let failed = |source: io::Error| ListenError::Io { path: path.clone(), source };
-        let name = NameHeld::take(&path).ok_or_else(|| ListenError::InUse { address: address.to_owned() })?;
-        let lock_path = path.with_added_extension("lock");
-        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let lock = rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed(e.into()))?;
-        match rustix::fs::fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::ACCESS | Errno::AGAIN) => return Err(ListenError::InUse { address: address.to_owned() }),
-            Err(errno) => return Err(failed(errno.into())),
-        }
-        remove_old_socket(&path)?;
-        let socket = CourierListener::bind(&path, BACKLOG).map_err(|e| failed(e.into()))?;
-        let mode = if allow == Allow::SameUser { 0o600 } else { 0o666 };
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
-        let address = address.to_owned();
-        Ok(Listener { nic, address, path, socket, allow, half_open: Mutex::default(), _lock: lock, _name: name })
+        let listener = HostListener::bind(nic, address, path, allow)?;
+        Ok(Listener { address: address.to_owned(), at: At::Host(listener) })
     }
 
-    /// The address it was opened with.
+    pub(crate) fn at_port(nic: Arc<NicInner>, listener: Box<dyn WireListener>) -> Listener {
+        let address = format!("udp:{}", listener.address());
+        Listener { address, at: At::Wire(WirePort { nic, listener }) }
+    }
+
+    /// The address it was opened with; with the port that was chosen, where that was left open.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -104,94 +76,9 @@ impl Listener {
     /// A connection that is not allowed, malformed or too slow is refused and does not disturb the
     /// others; this call goes on waiting.
     pub fn accept_with(&self, timeout: Duration, options: &ViOptions<'_>) -> Result<Vi, AcceptError> {
-        if !self.nic.process.is_this() {
-            return Err(AcceptError::ForkedChild);
-        }
-        let deadline = deadline(timeout);
-        loop {
-            if let Some(vi) = self.answer_one(options) {
-                return Ok(vi);
-            }
-            if self.greet_one()? {
-                continue;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(AcceptError::TimedOut(timeout));
-            }
-            self.wait(left)?;
-        }
-    }
-
-    /// Answers the first half-open connection that has asked, and forgets those that are too slow.
-    fn answer_one(&self, options: &ViOptions<'_>) -> Option<Vi> {
-        let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut index = 0;
-        while index < half_open.len() {
-            let mut bytes = [0; MESSAGE_BYTES];
-            let (courier, since) = (half_open[index].courier.clone(), half_open[index].since);
-            let request = match courier.try_receive(&mut bytes) {
-                Ok(Some(request)) => request,
-                Ok(None) if since.elapsed() < REQUEST_TIMEOUT => {
-                    index += 1;
-                    continue;
-                }
-                Ok(None) | Err(CourierError::Closed) => {
-                    half_open.swap_remove(index);
-                    continue;
-                }
-                Err(_) => {
-                    handover::refuse(&courier, Refusal::Malformed);
-                    half_open.swap_remove(index);
-                    continue;
-                }
-            };
-            half_open.swap_remove(index);
-            let (length, descriptors) = request;
-            match handover::answer(&self.nic, &courier, &bytes[..length], descriptors, options) {
-                Ok(vi) => return Some(vi),
-                Err(refusal) => handover::refuse(&courier, refusal),
-            }
-        }
-        None
-    }
-
-    /// Takes a connection from the backlog; false if there was none.
-    fn greet_one(&self) -> Result<bool, AcceptError> {
-        let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-        if half_open.len() >= self.nic.config.half_open_max {
-            return Ok(false);
-        }
-        let Some(courier) = self.socket.accept().map_err(|errno| AcceptError::Socket(errno.into()))? else {
-            return Ok(false);
-        };
-        let Ok(credentials) = courier.credentials() else { return Ok(true) };
-        if !self.allow.admits(credentials.uid) {
-            handover::refuse(&courier, Refusal::User);
-        } else if handover::greet(&self.nic, &courier).is_ok() {
-            half_open.push(HalfOpen { courier: Arc::new(courier), since: Instant::now() });
-        }
-        Ok(true)
-    }
-
-    fn wait(&self, left: Duration) -> Result<(), AcceptError> {
-        let couriers: Vec<Arc<Courier>> = {
-            let half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-            half_open.iter().map(|half| half.courier.clone()).collect()
-        };
-        let full = couriers.len() >= self.nic.config.half_open_max;
-        let mut polled: Vec<PollFd<'_>> =
-            couriers.iter().map(|courier| PollFd::from_borrowed_fd(courier.as_fd(), PollFlags::IN)).collect();
-        if !full {
-            polled.push(PollFd::new(&self.socket, PollFlags::IN));
-        }
-        // With half-open connections about, look again in time to forget the slow ones.
-        let left = if couriers.is_empty() { left } else { left.min(REQUEST_TIMEOUT / 4) };
-        let left =
-            rustix::time::Timespec::try_from(left).unwrap_or(rustix::time::Timespec { tv_sec: 3600, tv_nsec: 0 });
-        match rustix::event::poll(&mut polled, Some(&left)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(AcceptError::Socket(errno.into())),
+        match &self.at {
+            At::Host(listener) => listener.accept_with(timeout, options),
+            At::Wire(port) => port.accept(timeout, options),
         }
     }
 }
@@ -199,27 +86,9 @@ impl Listener {
 impl AsFd for Listener {
     /// Readable when somebody connects.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if self.nic.process.is_this() {
-            // Under the lock, which goes after this. The lock file stays: removing it would let two
-            // listeners hold locks on two files of one name.
-            let _ = std::fs::remove_file(&self.path);
+        match &self.at {
+            At::Host(listener) => listener.as_fd(),
+            At::Wire(port) => port.listener.descriptor(),
         }
-    }
-}
-
-fn remove_old_socket(path: &Path) -> Result<(), ListenError> {
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => {
-            std::fs::remove_file(path).map_err(|source| ListenError::Io { path: path.into(), source })
-        }
-        Ok(_) => Err(ListenError::NotSocket(path.into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(ListenError::Io { path: path.into(), source }),
     }
 }

@@ -4,14 +4,16 @@ use crate::address::Address;
 use crate::bells::QueueShared;
 use crate::config::{Allow, Config, ViOptions};
 use crate::error::{ConnectError, ListenError, NicError};
-use crate::handover;
+use crate::host::handover;
+use crate::host::peer::{Introduction, PayloadBudget, Peer};
+use crate::host::rendezvous::{Name, random_name};
+use crate::host::runtime_dir::runtime_dir;
 use crate::listener::Listener;
-use crate::peer::{Introduction, PayloadBudget, Peer};
 use crate::queue::CompletionQueue;
-use crate::rendezvous::{Name, random_name};
-use crate::runtime_dir::runtime_dir;
 use crate::spin::SpinRules;
 use crate::vi::Vi;
+use crate::wire::{Calling, is_reliable};
+use highwire_mem::work::Wire;
 use highwire_mem::{
     BlockShape, Credentials, Exported, Pool, Process, Region, RegionError, Tag, Watcher, heavy_barrier_available,
     kernel_check,
@@ -62,6 +64,7 @@ pub(crate) struct NicInner {
     peers: Mutex<HashMap<Name, Weak<Peer>>>,
     connecting: Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>,
     next_queue: AtomicU64,
+    wire: Option<Arc<dyn Wire>>,
 }
 
 impl Nic {
@@ -70,8 +73,17 @@ impl Nic {
         Nic::with(Config::default())
     }
 
-    /// Opens an interface.
+    /// Opens an interface for this host.
     pub fn with(config: Config) -> Result<Nic, NicError> {
+        Nic::open_with(config, None)
+    }
+
+    /// Opens an interface that reaches other hosts by `wire`.
+    pub fn with_wire(config: Config, wire: Arc<dyn Wire>) -> Result<Nic, NicError> {
+        Nic::open_with(config, Some(wire))
+    }
+
+    fn open_with(config: Config, wire: Option<Arc<dyn Wire>>) -> Result<Nic, NicError> {
         kernel_check()?;
         check(&config)?;
         // Before anybody can share memory with us.
@@ -92,6 +104,7 @@ impl Nic {
             peers: Mutex::default(),
             connecting: Mutex::default(),
             next_queue: AtomicU64::new(1),
+            wire,
             config: Arc::new(config),
         };
         Ok(Nic { inner: Arc::new(inner) })
@@ -128,7 +141,7 @@ impl Nic {
         Ok(CompletionQueue::new(Arc::new(QueueShared::new(id, self.inner.config.users_max)), self.inner.clone()))
     }
 
-    /// Listens at `shm:name` or `shm:/path`, for this user.
+    /// Listens at `shm:name` or `shm:/path` for this user, or at `udp:host:port` for whoever has the key.
     pub fn listen(&self, address: &str) -> Result<Listener, ListenError> {
         self.listen_with(address, Allow::SameUser)
     }
@@ -141,11 +154,16 @@ impl Nic {
         let path = match Address::parse(address)? {
             Address::Name(name) => socket_path(runtime_dir(&self.inner.config)?, &name),
             Address::Path(path) => path,
+            Address::Host(host) => {
+                let wire = self.inner.wire.as_ref().ok_or_else(|| ListenError::NoWire(address.to_owned()))?;
+                let failed = |source| ListenError::Wire { address: address.to_owned(), source };
+                return Ok(Listener::at_port(self.inner.clone(), wire.listen(&host).map_err(failed)?));
+            }
         };
-        Listener::bind(self.inner.clone(), address, path, allow)
+        Listener::at_path(self.inner.clone(), address, path, allow)
     }
 
-    /// Connects to a listener of this user.
+    /// Connects to a listener of this user, or of another host.
     pub fn connect(&self, address: &str) -> Result<Vi, ConnectError> {
         self.connect_with(address, &ViOptions::new())
     }
@@ -158,8 +176,18 @@ impl Nic {
         let path = match Address::parse(address)? {
             Address::Name(name) => socket_path(runtime_dir(&self.inner.config)?, &name),
             Address::Path(path) => path,
+            Address::Host(host) => return self.connect_wire(address, &host, options),
         };
         handover::connect(&self.inner, address, &path, options)
+    }
+
+    fn connect_wire(&self, address: &str, host: &str, options: &ViOptions<'_>) -> Result<Vi, ConnectError> {
+        let wire = self.inner.wire.as_ref().ok_or_else(|| ConnectError::NoWire(address.to_owned()))?;
+        let (calling, timeout) = (Calling::new(&self.inner, options), self.inner.config.connect_timeout);
+        wire.connect(host, &calling.line, is_reliable(options), timeout)
+            .map_err(|source| ConnectError::Wire { address: address.to_owned(), source })?;
+        let nobody = || ConnectError::NobodyThere { address: address.to_owned() };
+        Vi::connected(calling, &self.inner, options).ok_or_else(nobody)
     }
 
     /// The configuration it was opened with.

@@ -5,11 +5,12 @@
 
 use crate::bells::{BellHome, QueueShared};
 use crate::error::WaitError;
+use crate::host::peer::Peer;
 use crate::member::Member;
 use crate::nic::NicInner;
-use crate::peer::Peer;
 use crate::spin::FREE_LOOKS;
 use crate::vi::ViId;
+use highwire_mem::work::Carrier;
 use highwire_mem::{Bell, Process, current_cpu, deadline};
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::{HashMap, VecDeque};
@@ -30,25 +31,28 @@ pub struct CompletionQueue {
     shared: Arc<QueueShared>,
     nic: Arc<NicInner>,
     version: u32,
-    members: Vec<Arc<Member>>,
+    members: Vec<Member>,
     homes: Vec<Arc<BellHome>>,
     peers: Vec<Arc<Peer>>,
+    /// One for each port of an adapter that has members.
+    carriers: Vec<Arc<dyn Carrier>>,
     /// Where to look first, so that no VI starves another.
     next: usize,
     many: Option<Many>,
     epoll: Option<OwnedFd>,
     /// Those whose peers were asked to ring for the descriptor.
-    armed: Vec<Arc<Member>>,
+    armed: Vec<Member>,
+    armed_carriers: Vec<Arc<dyn Carrier>>,
     is_armed: bool,
 }
 
 /// What a queue of many VIs keeps.
 #[derive(Debug)]
 struct Many {
-    by_bell: HashMap<(u32, u32), Arc<Member>>,
-    by_id: HashMap<ViId, Arc<Member>>,
+    by_bell: HashMap<(u32, u32), Member>,
+    by_id: HashMap<ViId, Member>,
     /// Those that rang, and have not been found empty since.
-    active: VecDeque<Arc<Member>>,
+    active: VecDeque<Member>,
     alarm: u32,
 }
 
@@ -70,10 +74,12 @@ impl CompletionQueue {
             members: Vec::new(),
             homes: Vec::new(),
             peers: Vec::new(),
+            carriers: Vec::new(),
             next: 0,
             many: None,
             epoll: None,
             armed: Vec::new(),
+            armed_carriers: Vec::new(),
             is_armed: false,
         }
     }
@@ -101,6 +107,9 @@ impl CompletionQueue {
         if self.version != self.shared.version.load(Ordering::Acquire) {
             self.reload();
         }
+        for carrier in &self.carriers {
+            carrier.attend();
+        }
         if self.many.is_some() {
             return self.poll_many();
         }
@@ -109,7 +118,7 @@ impl CompletionQueue {
             let at = if self.next + step < count { self.next + step } else { self.next + step - count };
             if self.members[at].ready() {
                 self.next = if at + 1 < count { at + 1 } else { 0 };
-                return Some(self.members[at].id);
+                return Some(self.members[at].id());
             }
         }
         None
@@ -139,12 +148,12 @@ impl CompletionQueue {
         }
         while let Some(member) = many.active.pop_front() {
             if member.ready() {
-                let id = member.id;
+                let id = member.id();
                 many.active.push_back(member);
                 return Some(id);
             }
             // From here on it rings again: its attention stays set.
-            member.active.store(false, Ordering::Relaxed);
+            member.active().store(false, Ordering::Relaxed);
         }
         None
     }
@@ -158,9 +167,9 @@ impl CompletionQueue {
         if let Some(id) = self.poll() {
             return Ok(id);
         }
-        // A queue without peers has nobody to look out for.
+        // A queue without peers has nobody to look out for; those of other hosts are beside nobody.
         let cpu = current_cpu();
-        if !all_beside(&self.peers, cpu) {
+        if self.carriers.is_empty() && !all_beside(&self.peers, cpu) {
             for _ in 0..FREE_LOOKS {
                 if let Some(id) = self.poll() {
                     return Ok(id);
@@ -174,7 +183,8 @@ impl CompletionQueue {
     fn wait_longer(&mut self, timeout: Duration) -> Result<ViId, WaitError> {
         let nic = self.nic.clone();
         let peers = self.peers.clone();
-        let beside = |cpu| all_beside(&peers, cpu);
+        let elsewhere = !self.carriers.is_empty();
+        let beside = |cpu| all_beside(&peers, cpu) && !elsewhere;
         let deadline = deadline(timeout);
         loop {
             if let Some(id) = nic.spin.spin(deadline, beside, || self.poll()) {
@@ -251,8 +261,11 @@ impl CompletionQueue {
         if armed {
             self.armed = self.members.clone();
             self.armed.iter().for_each(|member| member.set_attention(true));
+            self.armed_carriers = self.carriers.clone();
+            self.armed_carriers.iter().for_each(|carrier| carrier.hand_over(true));
         } else {
             self.armed.drain(..).for_each(|member| member.set_attention(false));
+            self.armed_carriers.drain(..).for_each(|carrier| carrier.hand_over(false));
         }
     }
 
@@ -276,9 +289,16 @@ impl CompletionQueue {
         self.homes = homes;
         self.members = self.shared.members().clone();
         self.peers.clear();
+        self.carriers.clear();
         for member in &self.members {
-            if !self.peers.iter().any(|peer| Arc::ptr_eq(peer, &member.peer)) {
-                self.peers.push(member.peer.clone());
+            match member {
+                Member::Host(member) if !self.peers.iter().any(|peer| Arc::ptr_eq(peer, &member.peer)) => {
+                    self.peers.push(member.peer.clone());
+                }
+                Member::Wire(member) if !self.carriers.iter().any(|c| c.number() == member.carrier().number()) => {
+                    self.carriers.push(member.carrier().clone());
+                }
+                _ => {}
             }
         }
         self.next = 0;
@@ -286,11 +306,11 @@ impl CompletionQueue {
         self.shared.many.store(many, Ordering::SeqCst);
         for member in &self.members {
             member.refresh_attention();
-            member.active.store(false, Ordering::Relaxed);
+            member.active().store(false, Ordering::Relaxed);
         }
         self.many = many.then(|| Many {
-            by_bell: self.members.iter().map(|m| ((m.home.uid, m.bell.number()), m.clone())).collect(),
-            by_id: self.members.iter().map(|m| (m.id, m.clone())).collect(),
+            by_bell: self.members.iter().filter_map(|m| m.bell().map(|bell| (bell, m.clone()))).collect(),
+            by_id: self.members.iter().map(|m| (m.id(), m.clone())).collect(),
             active: VecDeque::new(),
             alarm: self.shared.alarm.count().wrapping_sub(1),
         });
@@ -304,8 +324,8 @@ fn all_beside(peers: &[Arc<Peer>], cpu: u32) -> bool {
     peers.iter().filter(|peer| !peer.on_this_cpu(cpu)).count() == 0
 }
 
-fn activate(active: &mut VecDeque<Arc<Member>>, member: &Arc<Member>) {
-    if !member.active.swap(true, Ordering::Relaxed) {
+fn activate(active: &mut VecDeque<Member>, member: &Member) {
+    if !member.active().swap(true, Ordering::Relaxed) {
         active.push_back(member.clone());
     }
 }
@@ -342,7 +362,11 @@ impl CompletionQueue {
         // With many members the attention stands all the time.
         let members = if self.many.is_none() { self.members.clone() } else { Vec::new() };
         let (shared, homes, version) = (self.shared.clone(), self.homes.clone(), self.version);
-        let announce = |asleep| members.iter().for_each(|member| member.set_attention(asleep));
+        let carriers = self.carriers.clone();
+        let announce = |asleep| {
+            members.iter().for_each(|member| member.set_attention(asleep));
+            carriers.iter().for_each(|carrier| carrier.hand_over(asleep));
+        };
         let look = || {
             let found = self.poll().map(Some);
             // A member that joined in between was not asked to ring.

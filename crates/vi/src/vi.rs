@@ -1,25 +1,35 @@
 //! A virtual interface: a connected pair of work queues.
 
-use crate::bells::{BellHome, QueueShared};
 use crate::config::ViOptions;
 use crate::descriptor::{Completion, Message, PayloadToken, RdmaRead, RdmaWrite, Receive};
 use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
-use crate::member::{Member, STATE_ABORTED, STATE_CLOSED, state_word};
+use crate::halves::{Receiver, RecvQueue, SendQueue, Sender};
+use crate::host::peer::Peer;
+use crate::host::recv::HostReceiver;
+use crate::host::remote::RemoteKey;
+use crate::host::send::HostSender;
+use crate::host::{self, Parts};
+use crate::member::Member;
 use crate::nic::NicInner;
-use crate::peer::Peer;
-use crate::recv::RecvQueue;
-use crate::remote::RemoteKey;
-use crate::send::{LoanBookParts, SendQueue};
 use crate::spin::FREE_LOOKS;
-use highwire_mem::{BellIndex, BellRope, Block, Credentials, Exported, Frozen, Region, SlotReader, SlotWriter, Tag};
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use crate::wire::Calling;
+use highwire_mem::work::Side;
+use highwire_mem::{Credentials, Exported, Frozen, Region};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Names a VI within this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ViId(u64);
+
+impl ViId {
+    pub(crate) fn next() -> ViId {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        ViId(NEXT.fetch_add(1, Relaxed))
+    }
+}
 
 /// How a VI stands.
 ///
@@ -35,17 +45,23 @@ pub enum State {
     Ended(Failure),
 }
 
-/// What a VI is put together from when both sides have agreed.
-pub(crate) struct Parts {
-    pub peer: Arc<Peer>,
-    pub queue: Arc<QueueShared>,
-    pub home: Arc<BellHome>,
-    pub bell: BellIndex,
-    pub block: Block,
-    pub peer_block: Block,
-    pub first_index: u64,
-    pub serial: u32,
-    pub rope: BellRope,
+/// Who is at the other end of a VI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerId {
+    /// A process of this host, as the kernel said when the two met.
+    Process(Credentials),
+    /// Somebody who has the cluster's key, at this address when the two met. Without a key, anybody.
+    Host(SocketAddr),
+}
+
+impl PeerId {
+    /// The process, if it is one of this host.
+    pub fn process(self) -> Option<Credentials> {
+        match self {
+            PeerId::Process(credentials) => Some(credentials),
+            PeerId::Host(_) => None,
+        }
+    }
 }
 
 /// A connected virtual interface. `Send`, and used by one thread at a time.
@@ -53,6 +69,7 @@ pub(crate) struct Parts {
 pub struct Vi {
     tx: SendQueue,
     rx: RecvQueue,
+    member: Member,
     nic: Arc<NicInner>,
     turn: u32,
 }
@@ -60,53 +77,29 @@ pub struct Vi {
 /// Every so many polls the sending half comes first.
 const TURNS: u32 = 64;
 
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-
 impl Vi {
+    /// A VI between two processes of this host, from what they agreed on.
     pub(crate) fn assemble(parts: Parts, nic: &Arc<NicInner>, options: &ViOptions<'_>) -> Vi {
-        let Parts { peer, queue, home, bell, block, peer_block, first_index, serial, rope } = parts;
-        let (own, theirs) = (peer.ours().clone(), peer.theirs().clone());
-        let writer = SlotWriter::new(own.clone(), block, theirs.clone(), peer_block, first_index, peer.fences);
-        let reader = SlotReader::new(own, block, theirs.clone(), peer_block, first_index, peer.fences);
-        let loans = LoanBookParts::new(theirs, peer_block);
-        let rope = Arc::new(rope);
-        let member = Arc::new(Member {
-            id: ViId(NEXT_ID.fetch_add(1, Relaxed)),
-            process: nic.process,
-            slots: reader.watch(),
-            credit: writer.watch(),
-            releases: loans.watch(),
-            peer,
-            queue: queue.clone(),
-            home,
-            bell,
-            block,
-            peer_block,
-            serial,
-            sent: AtomicBool::new(false),
-            received: AtomicBool::new(false),
-            returned: AtomicBool::new(false),
-            receivable: AtomicBool::new(false),
-            loans_out: AtomicBool::new(false),
-            awaiting: AtomicBool::new(false),
-            broken: OnceLock::new(),
-            aborting: AtomicBool::new(false),
-            areas: Mutex::default(),
-            sleepers: Mutex::default(),
-            active: AtomicBool::new(false),
-            ended: AtomicU32::new(0),
-            halves: AtomicU32::new(2),
-        });
-        member.refresh_attention();
-        member.peer.tell(&queue);
-        queue.join(member.clone());
-        let tag = options.tag.unwrap_or(Tag(0));
+        let (tx, rx, member) = host::assemble(parts, nic, options);
         Vi {
-            tx: SendQueue::new(member.clone(), nic.clone(), writer, loans, rope.clone(), options),
-            rx: RecvQueue::new(member, nic.clone(), reader, rope, tag),
+            tx: SendQueue(Sender::Host(tx)),
+            rx: RecvQueue(Receiver::Host(rx)),
+            member: Member::Host(member),
             nic: nic.clone(),
             turn: 0,
         }
+    }
+
+    /// A VI to another host, whose line is connected.
+    pub(crate) fn connected(calling: Calling, nic: &Arc<NicInner>, options: &ViOptions<'_>) -> Option<Vi> {
+        let (tx, rx, member) = calling.connected(nic, options)?;
+        Some(Vi {
+            tx: SendQueue(Sender::Wire(Box::new(tx))),
+            rx: RecvQueue(Receiver::Wire(Box::new(rx))),
+            member: Member::Wire(member),
+            nic: nic.clone(),
+            turn: 0,
+        })
     }
 
     /// Its number in this process.
@@ -116,13 +109,19 @@ impl Vi {
 
     /// How it stands now.
     pub fn state(&self) -> State {
-        let ended = self.tx.ended().or(self.rx.ended()).or_else(|| self.rx.member().end());
+        let ended = self.tx.ended().or(self.rx.ended()).or_else(|| match &self.member {
+            Member::Host(member) => member.end(),
+            Member::Wire(member) => member.end(),
+        });
         ended.map_or(State::Connected, State::Ended)
     }
 
-    /// Who is at the other end, as the kernel said when the two processes met.
-    pub fn peer(&self) -> Credentials {
-        self.rx.member().peer.credentials
+    /// Who is at the other end.
+    pub fn peer(&self) -> PeerId {
+        match &self.member {
+            Member::Host(member) => PeerId::Process(member.peer.credentials),
+            Member::Wire(member) => PeerId::Host(member.terms.peer),
+        }
     }
 
     /// Sends a message: see [`SendQueue::post_send`].
@@ -183,14 +182,17 @@ impl Vi {
     pub fn poll(&mut self) -> Option<Completion> {
         // A stream of small messages must not keep the sending half from its turn.
         self.turn = self.turn.wrapping_add(1);
-        if !self.tx.has_done() && !self.turn.is_multiple_of(TURNS) {
+        if let (Sender::Host(tx), Receiver::Host(rx)) = (&mut self.tx.0, &mut self.rx.0)
+            && !tx.has_done()
+            && !self.turn.is_multiple_of(TURNS)
+        {
             // What is forgotten is nothing: dropped, it would have to be in memory, and so would the
             // completion that it is not.
-            match self.tx.poll_reference() {
+            match tx.poll_reference() {
                 Some(done) => return Some(done),
                 none => std::mem::forget(none),
             }
-            match self.rx.poll_small() {
+            match rx.poll_small() {
                 Some(done) => return Some(done),
                 none => std::mem::forget(none),
             }
@@ -200,34 +202,36 @@ impl Vi {
 
     #[inline(never)]
     fn poll_any(&mut self) -> Option<Completion> {
-        if !self.rx.member().process.is_this() {
-            return None;
+        match (&mut self.tx.0, &mut self.rx.0) {
+            (Sender::Host(tx), Receiver::Host(rx)) => poll_host(tx, rx),
+            (Sender::Wire(tx), Receiver::Wire(rx)) => {
+                let line = &tx.member().line;
+                if !tx.member().process.is_this() {
+                    return None;
+                }
+                if !line.has_done(Side::Sent) && !line.has_done(Side::Received) {
+                    tx.member().carrier().attend();
+                }
+                tx.take().or_else(|| rx.take())
+            }
+            // The halves of a VI take one path.
+            _ => None,
         }
-        if let Some(done) = self.tx.poll_any() {
-            return Some(done);
-        }
-        if let Some(done) = self.rx.poll() {
-            return Some(done);
-        }
-        // The receiving half looks at the state of the connection when it finds nothing to read.
-        if self.rx.member().over() {
-            self.tx.notice_end();
-            return self.tx.take_done();
-        }
-        None
     }
 
     /// Waits for the next completion of either half, at most `timeout`.
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
-        if self.rx.member().worth_a_glance() {
+        if let Member::Host(member) = &self.member
+            && member.worth_a_glance()
+        {
             for _ in 0..FREE_LOOKS {
                 if let Some(done) = self.poll() {
                     return Ok(done);
                 }
             }
         }
-        let (member, nic) = (self.rx.member().clone(), self.nic.clone());
+        let (member, nic) = (self.member.clone(), self.nic.clone());
         member.wait_for(&nic.spin, timeout, || self.poll_or_end())?
     }
 
@@ -236,7 +240,11 @@ impl Vi {
         if let Some(done) = self.poll() {
             return Some(Ok(done));
         }
-        let ended = self.tx.ended().and(self.rx.waits_in_vain());
+        let in_vain = match &self.rx.0 {
+            Receiver::Host(rx) => rx.waits_in_vain(),
+            Receiver::Wire(rx) => rx.ended(),
+        };
+        let ended = self.tx.ended().and(in_vain);
         ended.map(|failure| Err(WaitError::NotConnected(failure)))
     }
 
@@ -262,12 +270,16 @@ impl Vi {
         self.tx.flush(linger)
     }
 
-    pub(crate) fn peer_handle(&self) -> &Arc<Peer> {
-        &self.rx.member().peer
+    /// The pair of processes that it belongs to, on one host.
+    pub(crate) fn peer_handle(&self) -> Option<&Arc<Peer>> {
+        match &self.member {
+            Member::Host(member) => Some(&member.peer),
+            Member::Wire(_) => None,
+        }
     }
 
-    pub(crate) fn member(&self) -> &Arc<Member> {
-        self.rx.member()
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
     }
 
     pub(crate) fn nic(&self) -> &Arc<NicInner> {
@@ -275,19 +287,20 @@ impl Vi {
     }
 }
 
-/// A half is gone; with the last one the connection ends.
-pub(crate) fn half_dropped(member: &Member, rope: &BellRope) {
-    if !member.process.is_this() || !member.half_gone() {
-        return;
+fn poll_host(tx: &mut HostSender, rx: &mut HostReceiver) -> Option<Completion> {
+    if !rx.member().process.is_this() {
+        return None;
     }
-    member.queue.part(member.id);
-    if member.broken.get().is_none() {
-        let state = if member.aborting.load(Relaxed) { STATE_ABORTED } else { STATE_CLOSED };
-        member.block.set_state(member.peer.ours(), state_word(member.serial, state));
+    if let Some(done) = tx.poll_any() {
+        return Some(done);
     }
-    // Whatever it waits for, it is to know.
-    rope.ring();
-    member.home.return_index(member.bell);
-    let areas = std::mem::take(&mut *member.areas.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-    member.peer.leave(member.block, areas, member.peer_block, member.serial);
+    if let Some(done) = rx.poll() {
+        return Some(done);
+    }
+    // The receiving half looks at the state of the connection when it finds nothing to read.
+    if rx.member().over() {
+        tx.notice_end();
+        return tx.take_done();
+    }
+    None
 }

@@ -43,13 +43,16 @@ fn addresses_that_are_none_are_refused_with_what_to_write() {
     for address in ["echo", "tcp:host:80", ""] {
         let error = nic.connect(address).unwrap_err();
         assert!(matches!(&error, ConnectError::Address(AddressError::Scheme(_))), "{error}");
-        assert!(error.to_string().contains("shm:NAME or shm:/PATH"), "{error}");
+        assert!(error.to_string().contains("shm:NAME, shm:/PATH or udp:HOST:PORT"), "{error}");
     }
     for address in ["shm:", "shm:../up", "shm:.hidden", "shm:two words"] {
         let error = nic.listen(address).unwrap_err();
         assert!(matches!(&error, ListenError::Address(AddressError::Name(_))), "{error}");
         assert!(error.to_string().contains("1 to 64 letters"), "{error}");
     }
+    let error = nic.connect("udp:127.0.0.1:7").unwrap_err();
+    assert!(matches!(&error, ConnectError::NoWire(_)) && error.to_string().contains("highwire::Nic"), "{error}");
+    assert!(matches!(nic.listen("udp:127.0.0.1:7"), Err(ListenError::NoWire(_))));
     let error = nic.listen(&format!("shm:/{}", "x".repeat(100))).unwrap_err();
     assert!(error.to_string().contains("101 bytes"), "{error}");
 }

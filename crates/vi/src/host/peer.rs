@@ -1,8 +1,8 @@
 //! The other process: one pair of regions, however many VIs run between the two.
 
 use crate::error::{Failure, GrantError};
-use crate::member::{STATE_OPEN, state_word};
-use crate::rendezvous::{MESSAGE_BYTES, Name, Rendezvous};
+use crate::host::member::{STATE_OPEN, state_word};
+use crate::host::rendezvous::{MESSAGE_BYTES, Name, Rendezvous};
 use highwire_mem::{
     BellPage, Block, BlockShape, Courier, CourierError, Credentials, Exported, Extents, Frozen, Lie, OwnMemory,
     OwnRegion, PeerMemory, PeerRegion, Process, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion, Tag, WatchKey,

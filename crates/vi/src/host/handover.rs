@@ -13,11 +13,12 @@
 use crate::bells::{BellHome, QueueShared};
 use crate::config::{Config, ViOptions};
 use crate::error::ConnectError;
-use crate::member::{STATE_OPEN, state_word};
+use crate::host::Parts;
+use crate::host::member::{STATE_OPEN, state_word};
+use crate::host::peer::{Introduction, Peer};
+use crate::host::rendezvous::{Half, MESSAGE_BYTES, Name, Refusal, Rendezvous, random_name};
 use crate::nic::NicInner;
-use crate::peer::{Introduction, Peer};
-use crate::rendezvous::{Half, MESSAGE_BYTES, Name, Refusal, Rendezvous, random_name};
-use crate::vi::{Parts, Vi};
+use crate::vi::Vi;
 use highwire_mem::{
     BellIndex, BellPage, Block, BlockShape, Courier, CourierError, Credentials, Extents, LAYOUT_VERSION, OwnRegion,
     PeerRegion, heavy_barrier_available,
@@ -342,8 +343,8 @@ fn connect_once(
         adopt(&half, descriptors, config).map_err(|source| ConnectError::BadMemory { address: named(), source })?;
     let (vi, new_page) =
         joining.join(&half, theirs, &courier).map_err(|reason| ConnectError::Refused { address: named(), reason })?;
-    if new_page {
-        vi.peer_handle().set_page_given(queue.id);
+    if new_page && let Some(peer) = vi.peer_handle() {
+        peer.set_page_given(queue.id);
     }
     Ok(vi)
 }
@@ -412,8 +413,8 @@ pub(crate) fn answer(
     let handed: Vec<BorrowedFd<'_>> = handed.iter().map(AsFd::as_fd).collect();
     // The VI is there before the other side knows: it may send at once.
     courier.send(&reply, &handed, REPLY_TIMEOUT).map_err(|_| Refusal::Malformed)?;
-    if new_page {
-        vi.peer_handle().set_page_given(queue.id);
+    if new_page && let Some(peer) = vi.peer_handle() {
+        peer.set_page_given(queue.id);
     }
     Ok(vi)
 }

@@ -13,15 +13,17 @@
 //! ```
 
 use crate::config::{Path, Reliability, ViOptions};
-use crate::descriptor::{Completion, Control, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Segment};
+use crate::descriptor::{Completion, Control, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite};
 use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
-use crate::flight::{Finish, Flights, InFlight};
-use crate::gather::{Prefix, SPAN_BYTES, for_each_segment, slices, span};
-use crate::member::Member;
+use crate::halves::SendStats;
+use crate::host::flight::{Finish, Flights, InFlight};
+use crate::host::gather::{Prefix, SPAN_BYTES, for_each_segment, slices, span};
+use crate::host::member::HostMember;
+use crate::host::pulse_log::{PulseLog, PulseRecord};
+use crate::host::remote::RemoteKey;
 use crate::nic::NicInner;
-use crate::pulse_log::{PulseLog, PulseRecord};
-use crate::remote::RemoteKey;
 use crate::vi::ViId;
+use highwire_mem::work::Segment;
 use highwire_mem::{
     BellRope, Buffer, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook,
     PayloadArea, Region, RemoteRegion, SlotHead, SlotWriter, Tag,
@@ -32,8 +34,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Segments of a message; more than fit a slot are copied rather than referenced.
-const SEGMENTS_MAX: usize = 64;
 /// A message that is referred to: its buffer comes back on the reader's word, who need not say so
 /// while further messages are there.
 const REFERENCE: Flags = Flags::WHOLE.with(Flags::SOON);
@@ -44,33 +44,10 @@ const MESSAGES_TO_A_LAP: usize = 4;
 /// A piece of the payload area is not worth having below this.
 const PIECE_BYTES_LEAST: usize = 16 << 10;
 
-/// What a sending half has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SendStats {
-    /// Messages accepted.
-    pub messages: u64,
-    /// Payload bytes in them.
-    pub bytes: u64,
-    /// Messages that went inline.
-    pub inline: u64,
-    /// Messages that were copied into the payload area.
-    pub buffered: u64,
-    /// Messages that were referenced.
-    pub referenced: u64,
-    /// Pulses that copied messages were cut into.
-    pub pulses: u64,
-    /// Times a message had to wait for room.
-    pub waits: u64,
-    /// Times the payload area grew.
-    pub growths: u64,
-    /// Times the peer's bell was rung.
-    pub rings: u64,
-}
-
 /// The sending half. It belongs to one thread at a time.
 #[derive(Debug)]
-pub struct SendQueue {
-    member: Arc<Member>,
+pub(crate) struct HostSender {
+    member: Arc<HostMember>,
     nic: Arc<NicInner>,
     writer: SlotWriter,
     rope: Arc<BellRope>,
@@ -136,19 +113,19 @@ enum Advance {
     Blocked(Outgoing),
 }
 
-impl SendQueue {
+impl HostSender {
     pub(crate) fn new(
-        member: Arc<Member>,
+        member: Arc<HostMember>,
         nic: Arc<NicInner>,
         writer: SlotWriter,
         loans: LoanBookParts,
         rope: Arc<BellRope>,
         options: &ViOptions<'_>,
-    ) -> SendQueue {
+    ) -> HostSender {
         let pulse = Pulse::new(options.pulses, nic.config.minpulse);
         let in_flight = Flights::new(member.block.shape().depth());
         let (descriptors_max, message_bytes_max) = (nic.config.descriptors_max, nic.config.message_bytes_max);
-        SendQueue {
+        HostSender {
             member,
             nic,
             writer,
@@ -400,7 +377,7 @@ impl SendQueue {
             if write.immediate.is_some() && self.pending.is_empty() && !self.has_credit() {
                 return Err(PostError::QueueFull { limit: self.member.block.shape().depth() as usize });
             }
-            self.check_tags(&write.payload)?;
+            write.payload.check_tags(self.tag)?;
             Ok(region)
         });
         let region = match checked {
@@ -587,27 +564,11 @@ impl SendQueue {
         }
     }
 
-    fn check_tags(&self, payload: &Payload) -> Result<(), PostError> {
-        let check = |tag: Tag| match tag == self.tag {
-            true => Ok(()),
-            false => Err(PostError::WrongTag { buffer: tag, vi: self.tag }),
-        };
-        match payload {
-            Payload::None | Payload::InPlace(_) => Ok(()),
-            Payload::Buffer(buffer) => check(buffer.tag()),
-            Payload::Segments(segments) => segments.iter().try_for_each(|segment| match segment {
-                Segment::Buffer(buffer) => check(buffer.tag()),
-                Segment::Shared(buffer) => check(buffer.buffer().tag()),
-                Segment::Frozen(region, _) => check(region.tag()),
-            }),
-        }
-    }
-
     /// Whether a message may be sent, by which way, and its length.
     #[inline]
     fn check(&mut self, message: &Message) -> Result<(Way, usize), PostError> {
         self.check_open()?;
-        self.check_tags(&message.payload)?;
+        message.payload.check_tags(self.tag)?;
         if message.control_given > CONTROL_BYTES_MAX {
             return Err(PostError::ControlTooLong { bytes: message.control_given });
         }
@@ -629,13 +590,7 @@ impl SendQueue {
         if total == 0 || path != Path::Referenced && total <= room {
             return Ok((Way::Inline, total));
         }
-        let segments = match &message.payload {
-            Payload::Segments(segments) => segments.len(),
-            _ => 1,
-        };
-        if segments > SEGMENTS_MAX {
-            return Err(PostError::TooManySegments { segments, limit: SEGMENTS_MAX });
-        }
+        let segments = message.payload.check_segments()?;
         let refer = match path {
             Path::Buffered => false,
             Path::Referenced => true,
@@ -795,7 +750,7 @@ impl SendQueue {
         self.note_awaiting();
     }
 
-    /// The next completion, as [`SendQueue::poll`] without its checks.
+    /// The next completion, as [`HostSender::poll`] without its checks.
     pub(crate) fn poll_any(&mut self) -> Option<Completion> {
         if self.done.is_empty() && self.pending.is_empty() && self.ended.is_none() {
             // Nothing waits for room: it is enough to see what is ripe, one at a time.
@@ -1346,7 +1301,7 @@ fn completion(
     Completion { token, operation, status, length, immediate: 0, control: Control::EMPTY, payload }
 }
 
-impl Drop for SendQueue {
+impl Drop for HostSender {
     fn drop(&mut self) {
         if self.member.process.is_this() {
             // The peer may be reading what was referred to, or waiting for the rest of a message.
@@ -1356,6 +1311,6 @@ impl Drop for SendQueue {
             let mut areas = self.member.areas.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             self.area.abandon(|offset, bytes| areas.push((offset, bytes)));
         }
-        crate::vi::half_dropped(&self.member, &self.rope);
+        super::half_dropped(&self.member, &self.rope);
     }
 }

@@ -16,10 +16,11 @@ use crate::descriptor::{
     Completion, Control, InPlace, InPlaceParts, Operation, Payload, PayloadToken, Receive, Returns, Target,
 };
 use crate::error::{Failure, PostError, Refused, WaitError};
-use crate::gather::SPAN_BYTES;
-use crate::member::{Member, STATE_ABORTED};
+use crate::halves::RecvStats;
+use crate::host::gather::SPAN_BYTES;
+use crate::host::member::{HostMember, STATE_ABORTED};
+use crate::host::pulse_log::{PulseLog, PulseRecord};
 use crate::nic::NicInner;
-use crate::pulse_log::{PulseLog, PulseRecord};
 use crate::vi::ViId;
 use highwire_mem::{
     BellRope, Buffer, Flags, Kind, Lie, PeerBytes, PeerMemory, RawHead, RegionKind, ReleaseLog, RemoteRegion, SlotHead,
@@ -30,33 +31,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
-const SEGMENTS_MAX: usize = 64;
 /// Slots that one poll looks at, at most.
 const SLOTS_PER_POLL: u32 = 4096;
 
-/// What a receiving half has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RecvStats {
-    /// Messages received.
-    pub messages: u64,
-    /// Payload bytes received.
-    pub bytes: u64,
-    /// Messages that came in their slot.
-    pub inline: u64,
-    /// Slots whose payload was read from the sender's payload area.
-    pub buffered: u64,
-    /// Slots whose payload was read from the sender's registered memory.
-    pub referenced: u64,
-    /// Messages for a payload token that nobody expects any more; they were dropped.
-    pub orphans: u64,
-    /// Times the peer's bell was rung.
-    pub rings: u64,
-}
-
 /// The receiving half. It belongs to one thread at a time.
 #[derive(Debug)]
-pub struct RecvQueue {
-    member: Arc<Member>,
+pub(crate) struct HostReceiver {
+    member: Arc<HostMember>,
     nic: Arc<NicInner>,
     reader: SlotReader,
     rope: Arc<BellRope>,
@@ -116,18 +97,18 @@ enum Step {
     Stuck(Want),
 }
 
-impl RecvQueue {
+impl HostReceiver {
     pub(crate) fn new(
-        member: Arc<Member>,
+        member: Arc<HostMember>,
         nic: Arc<NicInner>,
         reader: SlotReader,
         rope: Arc<BellRope>,
         tag: Tag,
-    ) -> RecvQueue {
+    ) -> HostReceiver {
         let log = ReleaseLog::new(member.peer.ours().clone(), member.block);
         let returns = Arc::new(Returns::new(member.clone()));
         let (loans_max, descriptors_max) = (member.block.shape().loans(), nic.config.descriptors_max);
-        RecvQueue {
+        HostReceiver {
             member,
             nic,
             reader,
@@ -213,19 +194,7 @@ impl RecvQueue {
         if self.posted.len() + self.expected.len() >= limit {
             return Err(PostError::QueueFull { limit });
         }
-        let wrong = |buffer: &Buffer| (buffer.tag() != self.tag).then(|| buffer.tag());
-        let wrong_tag = match &receive.target {
-            Target::Buffer(buffer) => wrong(buffer),
-            Target::Scatter(buffers) if buffers.len() > SEGMENTS_MAX => {
-                return Err(PostError::TooManySegments { segments: buffers.len(), limit: SEGMENTS_MAX });
-            }
-            Target::Scatter(buffers) => buffers.iter().find_map(wrong),
-            Target::Nowhere | Target::InPlace => None,
-        };
-        match wrong_tag {
-            Some(buffer) => Err(PostError::WrongTag { buffer, vi: self.tag }),
-            None => Ok(()),
-        }
+        receive.check(self.tag)
     }
 
     /// The next completion, if there is one. Does not wait.
@@ -905,7 +874,7 @@ impl RecvQueue {
         }
     }
 
-    pub(crate) fn member(&self) -> &Arc<Member> {
+    pub(crate) fn member(&self) -> &Arc<HostMember> {
         &self.member
     }
 }
@@ -964,13 +933,13 @@ fn failed(receive: Receive, payload_token: Option<PayloadToken>, failure: Failur
     }
 }
 
-impl Drop for RecvQueue {
+impl Drop for HostReceiver {
     fn drop(&mut self) {
         if self.member.process.is_this() {
             // What was received was delivered, and what was given back is free.
             self.take_returns();
             self.publish_progress();
         }
-        crate::vi::half_dropped(&self.member, &self.rope);
+        super::half_dropped(&self.member, &self.rope);
     }
 }

@@ -1,0 +1,468 @@
+//! A port: a switchboard with those who turn it.
+//!
+//! A thread of its own turns it, or the threads of the application do whenever they post or look, which
+//! saves two wake-ups a message. Then the thread only stands in: while every caller is asleep, or has been
+//! away for a moment.
+//!
+//! ```text
+//!  Thread:  caller posts ── bell ──▶ thread turns ── notice ──▶ caller
+//!  Caller:  caller posts and turns;   caller looks and turns;   caller rests on the socket
+//!           thread naps; it takes over when nobody has turned for NAP, and whenever a caller sleeps elsewhere
+//! ```
+
+use crate::switchboard::{Key, Standing, Switchboard};
+use highwire_mem::work::{Carrier, Line, Place, Terms, WireError};
+use highwire_proto::{ConnectError, Fingerprint};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::time::Timespec;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+/// Who carries messages between VIs and the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Driver {
+    /// A thread of its own: a connection lives on while the application computes.
+    #[default]
+    Thread,
+    /// The thread that posts or looks, for the lowest latency. A thread of its own stands in while nobody
+    /// looks. What is posted while earlier messages are still on their way may wait until the next look,
+    /// to go together with others.
+    Caller,
+}
+
+/// A switchboard with those who turn it.
+pub(crate) struct Port {
+    number: u64,
+    local: SocketAddr,
+    driver: Driver,
+    start: Instant,
+    fingerprint: Option<Fingerprint>,
+    board: Mutex<Switchboard>,
+    /// Those who connect or accept wait for it.
+    changed: Condvar,
+    /// Lines with work.
+    pending: Mutex<Vec<Key>>,
+    has_pending: AtomicBool,
+    /// Posts since something was sent last.
+    gathered: AtomicU32,
+    /// A copy of the link's descriptor.
+    socket: OwnedFd,
+    /// The thread's.
+    bell: OwnedFd,
+    /// In microseconds of the port's clock; 0 while the thread is awake.
+    sleeps_until: AtomicU64,
+    /// A resting caller's.
+    rest_bell: OwnedFd,
+    resting: AtomicBool,
+    /// Microseconds of the port's clock; the engine's next deadline, and whether the link was full.
+    deadline: AtomicU64,
+    held_up: AtomicBool,
+    /// Turns by callers, and callers who sleep.
+    turns: AtomicU64,
+    away: AtomicU32,
+    /// Readable while somebody waits to be accepted.
+    callers: OwnedFd,
+    callers_shown: AtomicBool,
+    /// Somebody may still connect or accept by it.
+    held: AtomicBool,
+}
+
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+
+impl Port {
+    /// Starts a port for this board.
+    pub(crate) fn start(
+        mut board: Switchboard,
+        driver: Driver,
+        fingerprint: Option<Fingerprint>,
+    ) -> io::Result<Arc<Port>> {
+        let link = board.engine().link();
+        let local = link.local_address();
+        let socket = match link.descriptor() {
+            Some(descriptor) => rustix::io::fcntl_dupfd_cloexec(descriptor, 3)?,
+            None => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        let eventfd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let port = Arc::new(Port {
+            number: NEXT_NUMBER.fetch_add(1, SeqCst),
+            local,
+            driver,
+            start: Instant::now(),
+            fingerprint,
+            board: Mutex::new(board),
+            changed: Condvar::new(),
+            pending: Mutex::default(),
+            has_pending: AtomicBool::new(false),
+            gathered: AtomicU32::new(0),
+            socket,
+            bell: eventfd()?,
+            sleeps_until: AtomicU64::new(0),
+            rest_bell: eventfd()?,
+            resting: AtomicBool::new(false),
+            deadline: AtomicU64::new(u64::MAX),
+            held_up: AtomicBool::new(false),
+            turns: AtomicU64::new(0),
+            away: AtomicU32::new(0),
+            callers: eventfd()?,
+            callers_shown: AtomicBool::new(false),
+            held: AtomicBool::new(true),
+        });
+        let inside = port.clone();
+        std::thread::Builder::new().name("highwire-wire".into()).spawn(move || inside.run())?;
+        Ok(port)
+    }
+
+    /// Where it is bound.
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Readable while somebody waits to be accepted.
+    pub(crate) fn callers(&self) -> BorrowedFd<'_> {
+        self.callers.as_fd()
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn board(&self) -> MutexGuard<'_, Switchboard> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ── Connecting and accepting ─────────────────────────────────────────────────────────────────
+
+    /// Connects a line to whoever listens at `to`.
+    pub(crate) fn connect(
+        self: &Arc<Port>,
+        to: SocketAddr,
+        line: &Arc<Line>,
+        reliable: bool,
+        timeout: Duration,
+    ) -> Result<(), WireError> {
+        let mut board = self.board();
+        let asked = board.connect(self.now(), to, line, reliable);
+        let key = asked.map_err(|error| WireError::Socket(error.to_string()))?;
+        board.send(self.now());
+        let mut result = Err(WireError::NotAccepted { to, after: timeout });
+        self.finish(board);
+        let answered = self.wait_until(timeout, |board| match board.standing(key) {
+            Standing::Asking => None,
+            Standing::Connected => Some(Ok(())),
+            Standing::Failed(error) => Some(Err(error)),
+        });
+        match answered {
+            Some(answer) => result = answer,
+            None if !self.board().is_established(key) => {
+                let fingerprint = self.fingerprint;
+                let error = ConnectError::NoAnswer { to, after: timeout, fingerprint };
+                result = Err(WireError::NoAnswer(error.to_string()));
+            }
+            None => {}
+        }
+        let result =
+            result.and_then(|()| self.connected(key, line).ok_or(WireError::NotAccepted { to, after: timeout }));
+        if result.is_err() {
+            self.close(key, true);
+        }
+        result
+    }
+
+    /// Connects a line to the next who calls; false if nobody did in time.
+    pub(crate) fn accept(self: &Arc<Port>, line: &Arc<Line>, reliable: bool, timeout: Duration) -> bool {
+        let accepted = self.wait_until(timeout, |board| {
+            let key = board.accept(line, reliable)?;
+            board.send(self.now());
+            Some(key)
+        });
+        accepted.is_some_and(|key| self.connected(key, line).is_some())
+    }
+
+    fn connected(self: &Arc<Port>, key: Key, line: &Arc<Line>) -> Option<()> {
+        let (peer, message_bytes_max) = self.board().reach(key)?;
+        let carrier = Arc::new(Carriage { port: self.clone(), key });
+        line.connected(Terms { peer, message_bytes_max, carrier });
+        Some(())
+    }
+
+    /// Waits until `look` finds something on the board, which somebody else turns meanwhile.
+    fn wait_until<T>(&self, timeout: Duration, mut look: impl FnMut(&mut Switchboard) -> Option<T>) -> Option<T> {
+        let deadline = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
+        self.hand_over(true);
+        let mut board = self.board();
+        let found = loop {
+            if let Some(found) = look(&mut board) {
+                break Some(found);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break None;
+            }
+            board = self.changed.wait_timeout(board, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        self.finish(board);
+        self.hand_over(false);
+        found
+    }
+
+    /// Nobody will accept here any more.
+    pub(crate) fn stop_listening(&self) {
+        let mut board = self.board();
+        board.stop_listening();
+        board.send(self.now());
+        self.finish(board);
+        self.let_go();
+    }
+
+    /// Nobody will connect or accept by it any more: it ends with its last line.
+    pub(crate) fn let_go(&self) {
+        self.held.store(false, SeqCst);
+        ring(&self.bell);
+    }
+
+    fn close(&self, key: Key, aborted: bool) {
+        let mut board = self.board();
+        // What was posted before it was closed goes nowhere, but comes out of the line.
+        board.take_work(key);
+        board.close(key, aborted);
+        board.send(self.now());
+        self.finish(board);
+        if !self.held.load(SeqCst) {
+            ring(&self.bell);
+        }
+    }
+
+    // ── Turning ──────────────────────────────────────────────────────────────────────────────────
+
+    fn take_pending(&self, board: &mut Switchboard) {
+        while self.has_pending.swap(false, SeqCst) {
+            let keys = std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
+            for key in keys {
+                board.take_work(key);
+            }
+        }
+    }
+
+    /// Takes what was posted and does what can be done now. True if a packet moved.
+    fn turn(&self, board: &mut Switchboard) -> bool {
+        self.take_pending(board);
+        self.gathered.store(0, SeqCst);
+        // The kernel refuses to receive only for want of memory, which passes.
+        board.turn(self.now()).unwrap_or(false)
+    }
+
+    /// Lets go of the board, and tells everybody whom the last turn concerns.
+    fn finish(&self, mut board: MutexGuard<'_, Switchboard>) {
+        let (news, changed, callers) =
+            (std::mem::take(&mut board.news), std::mem::take(&mut board.changed), board.has_callers());
+        let deadline = board.engine().deadline().map_or(u64::MAX, |at| at.as_micros() as u64);
+        self.deadline.store(deadline, SeqCst);
+        self.held_up.store(board.engine().is_held_up(), SeqCst);
+        drop(board);
+        news.iter().for_each(|line| line.tell());
+        if changed {
+            self.changed.notify_all();
+        }
+        if callers != self.callers_shown.swap(callers, SeqCst) {
+            if callers { ring(&self.callers) } else { hush(&self.callers) }
+        }
+        if deadline < self.sleeps_until.load(SeqCst) {
+            // It was told of a later one.
+            ring(&self.bell);
+        }
+        if (changed || !news.is_empty()) && self.resting.load(SeqCst) {
+            ring(&self.rest_bell);
+        }
+    }
+
+    /// A caller turns the board, unless somebody does already, who then sees what is pending.
+    fn turn_by_caller(&self, mut turn: impl FnMut(&Port, &mut Switchboard)) {
+        loop {
+            let mut board = match self.board.try_lock() {
+                Ok(board) => board,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            turn(self, &mut board);
+            self.finish(board);
+            if !self.has_pending.load(SeqCst) {
+                return;
+            }
+        }
+    }
+
+    /// The thread.
+    fn run(&self) {
+        let mut seen = 0;
+        let mut leaving: Option<Instant> = None;
+        loop {
+            let turns = self.turns.load(SeqCst);
+            let attended = self.resting.load(SeqCst) || std::mem::replace(&mut seen, turns) != turns;
+            if self.driver == Driver::Caller && self.away.load(SeqCst) == 0 && attended && leaving.is_none() {
+                self.sleep(false, self.now() + NAP);
+                continue;
+            }
+            let mut board = self.board();
+            let moved = self.turn(&mut board);
+            if !self.held.load(SeqCst) && board.is_idle() {
+                // Nobody is left; the peers are told, and given a moment to hear it.
+                let since = *leaving.get_or_insert_with(Instant::now);
+                board.close_sessions();
+                if board.is_done() || since.elapsed() > GOODBYE {
+                    return self.finish(board);
+                }
+            }
+            self.finish(board);
+            if !moved {
+                let deadline = Duration::from_micros(self.deadline.load(SeqCst));
+                let latest = if leaving.is_some() { self.now() + GOODBYE / 10 } else { Duration::MAX };
+                self.sleep(true, deadline.min(latest));
+            }
+        }
+    }
+
+    /// The thread sleeps until its bell rings, the time has come, or, if it attends, the socket has
+    /// something.
+    fn sleep(&self, attends: bool, until: Duration) {
+        self.sleeps_until.store(until.as_micros().clamp(1, u128::from(u64::MAX)) as u64, SeqCst);
+        let deadline = Duration::from_micros(self.deadline.load(SeqCst));
+        // Whoever posted or set an earlier deadline before that has not rung the bell.
+        if !(attends && (self.has_pending.load(SeqCst) || deadline < until)) {
+            let left = until.saturating_sub(self.now());
+            if attends {
+                self.await_socket(&self.bell, left);
+            } else {
+                await_descriptors(&mut [PollFd::new(&self.bell, PollFlags::IN)], left);
+            }
+        }
+        self.sleeps_until.store(0, SeqCst);
+        hush(&self.bell);
+    }
+
+    fn await_socket(&self, bell: &OwnedFd, left: Duration) {
+        let full = if self.held_up.load(SeqCst) { PollFlags::OUT } else { PollFlags::empty() };
+        let socket = PollFd::new(&self.socket, PollFlags::IN | full);
+        await_descriptors(&mut [socket, PollFd::new(bell, PollFlags::IN)], left);
+    }
+
+    fn hand_over(&self, asleep: bool) {
+        if !asleep {
+            self.away.fetch_sub(1, SeqCst);
+        } else if self.away.fetch_add(1, SeqCst) == 0 && self.driver == Driver::Caller {
+            ring(&self.bell);
+        }
+    }
+}
+
+impl std::fmt::Debug for Port {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Port").field("local", &self.local).field("driver", &self.driver).finish_non_exhaustive()
+    }
+}
+
+/// Carries one line.
+#[derive(Debug)]
+struct Carriage {
+    port: Arc<Port>,
+    key: Key,
+}
+
+impl Carrier for Carriage {
+    fn stir(&self) {
+        let port = &self.port;
+        {
+            let mut pending = port.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            if pending.last() != Some(&self.key) {
+                pending.push(self.key);
+            }
+        }
+        port.has_pending.store(true, SeqCst);
+        match port.driver {
+            Driver::Thread => {
+                if port.sleeps_until.load(SeqCst) != 0 {
+                    ring(&port.bell);
+                }
+            }
+            Driver::Caller => {
+                port.turns.fetch_add(1, SeqCst);
+                port.turn_by_caller(|port, board| {
+                    port.take_pending(board);
+                    // An idle pipe sends; a busy one gathers.
+                    let gathered = port.gathered.fetch_add(1, SeqCst);
+                    if gathered >= GATHERED_MAX || board.is_quiet(self.key.session) {
+                        port.gathered.store(0, SeqCst);
+                        board.send(port.now());
+                    }
+                });
+            }
+        }
+    }
+
+    fn attend(&self) {
+        if self.port.driver == Driver::Caller {
+            self.port.turns.fetch_add(1, SeqCst);
+            self.port.turn_by_caller(|port, board| {
+                port.turn(board);
+            });
+        }
+    }
+
+    fn number(&self) -> u64 {
+        self.port.number
+    }
+
+    fn hand_over(&self, asleep: bool) {
+        self.port.hand_over(asleep);
+    }
+
+    fn rest(&self, timeout: Duration, look: &mut dyn FnMut() -> bool) -> bool {
+        let port = &self.port;
+        if port.driver != Driver::Caller || port.resting.swap(true, SeqCst) {
+            return false;
+        }
+        hush(&port.rest_bell);
+        if !look() {
+            let deadline = Duration::from_micros(port.deadline.load(SeqCst));
+            port.await_socket(&port.rest_bell, timeout.min(deadline.saturating_sub(port.now())));
+        }
+        port.resting.store(false, SeqCst);
+        true
+    }
+
+    fn revoke(&self, payload_token: u64) -> Option<Place> {
+        let mut board = self.port.board();
+        let place = board.revoke(self.key, payload_token);
+        self.port.finish(board);
+        place
+    }
+
+    fn close(&self, aborted: bool) {
+        self.port.close(self.key, aborted);
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // A counter that is full is readable already.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+fn hush(bell: &OwnedFd) {
+    let _ = rustix::io::read(bell, &mut [0u8; 8]);
+}
+
+fn await_descriptors(descriptors: &mut [PollFd<'_>], left: Duration) {
+    let left = Timespec::try_from(left.min(Duration::from_secs(1 << 30))).ok();
+    // A signal is as good as an event: everything is looked at again.
+    let _ = rustix::event::poll(descriptors, left.as_ref());
+}
+
+/// How long the thread leaves a board alone that a caller has turned.
+const NAP: Duration = Duration::from_millis(10);
+/// How long sessions are given to end in good order.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// So many posts go together, at most.
+const GATHERED_MAX: u32 = 32;

@@ -1,0 +1,615 @@
+//! Which line of which VI goes by which session: an engine, and everything that is connected to it.
+//!
+//! It has neither threads nor waits; [`crate::port`] has them. Lines that have something new are listed in
+//! `news` until whoever turned the board tells them.
+
+use crate::engine::Engine;
+use crate::load::Load;
+use crate::note::{FIRST_VI, NOTES, NOTES_MAX, Note, Refusal};
+use highwire_link::{Link, ReceiveError};
+use highwire_mem::work::{Dispatch, Done, Fault, Line, Parcel, Place, Side, WireError, Work};
+use highwire_proto::{Assurance, ConnectError, Ending, EndpointEvent, Event, Incoming, Outgoing, Session};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The engine of a port.
+pub(crate) type PortEngine = Engine<Box<dyn Link + Send>, Load, Load>;
+
+/// A VI of a session: the session's number and the VI's, both this side's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub session: u32,
+    pub vi: u32,
+}
+
+/// How a line stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The session is being asked for, or the VI.
+    Asking,
+    Connected,
+    /// It will not be.
+    Failed(WireError),
+}
+
+#[derive(Debug)]
+struct Circuit {
+    line: Arc<Line>,
+    reliable: bool,
+    standing: Standing,
+    /// The peer's number for it.
+    remote: u32,
+    /// Work that the session has no room for yet.
+    waiting: VecDeque<Work>,
+    /// Why it is being closed.
+    fault: Fault,
+}
+
+#[derive(Debug)]
+struct Party {
+    peer: SocketAddr,
+    /// This side asked for the session, and ends it when its last VI is gone.
+    ours: bool,
+    established: bool,
+    /// It takes no further VIs.
+    closing: bool,
+    next_vi: u32,
+    circuits: BTreeMap<u32, Circuit>,
+    /// Over since; it answers a peer who repeats its last word for a moment.
+    over: Option<Duration>,
+}
+
+/// Somebody who wants to be accepted.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    session: u32,
+    vi: u32,
+    reliable: bool,
+}
+
+/// An engine, and everything that is connected to it.
+pub(crate) struct Switchboard {
+    engine: PortEngine,
+    parties: BTreeMap<u32, Party>,
+    callers: VecDeque<Caller>,
+    listening: bool,
+    message_bytes_max: usize,
+    /// Lines to be told.
+    pub news: Vec<Arc<Line>>,
+    /// Something changed for those who connect or accept.
+    pub changed: bool,
+}
+
+impl Switchboard {
+    pub(crate) fn new(engine: PortEngine, listening: bool, message_bytes_max: usize) -> Switchboard {
+        Switchboard {
+            engine,
+            parties: BTreeMap::new(),
+            callers: VecDeque::new(),
+            listening,
+            message_bytes_max,
+            news: Vec::new(),
+            changed: false,
+        }
+    }
+
+    pub(crate) fn engine(&mut self) -> &mut PortEngine {
+        &mut self.engine
+    }
+
+    /// Takes in what has come, lets timers run, sends. True if a packet moved.
+    pub(crate) fn turn(&mut self, now: Duration) -> Result<bool, ReceiveError> {
+        let received = self.engine.receive(now)?;
+        self.engine.run_timers(now);
+        self.dispatch(now);
+        let sent = self.engine.send(now);
+        // An unreliable message is complete when it has left; a session may have used up its keys.
+        self.dispatch(now);
+        self.forget_parties(now);
+        Ok(received || sent)
+    }
+
+    /// Sends what was handed in, without looking for what has come.
+    pub(crate) fn send(&mut self, now: Duration) {
+        self.engine.send(now);
+        self.dispatch(now);
+    }
+
+    /// True if nothing that this session has sent is on its way.
+    pub(crate) fn is_quiet(&mut self, session: u32) -> bool {
+        self.engine.endpoint().session(session).is_none_or(|session| session.is_quiet())
+    }
+
+    /// True if nobody uses it: it only waits for its sessions to end.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.listening && self.parties.values().all(|party| party.circuits.is_empty())
+    }
+
+    /// True if there is nothing left to wait for.
+    pub(crate) fn is_done(&self) -> bool {
+        self.parties.values().all(|party| party.over.is_some())
+    }
+
+    /// Ends every session that this side may end.
+    pub(crate) fn close_sessions(&mut self) {
+        for (number, party) in &mut self.parties {
+            party.closing = true;
+            if let Some(session) = self.engine.endpoint().session(*number) {
+                session.close();
+            }
+        }
+    }
+
+    // ── Connecting and accepting ─────────────────────────────────────────────────────────────────
+
+    /// Asks for a VI to whoever listens at `to`, by a session that is there or a new one.
+    pub(crate) fn connect(
+        &mut self,
+        now: Duration,
+        to: SocketAddr,
+        line: &Arc<Line>,
+        reliable: bool,
+    ) -> Result<Key, ConnectError> {
+        let known = self.parties.iter().find(|(_, party)| party.is_open_to(to));
+        let session = match known {
+            Some((number, _)) => *number,
+            None => {
+                let number = self.engine.connect(now, to)?;
+                self.parties.insert(number, Party::new(to, true));
+                number
+            }
+        };
+        let Some(party) = self.parties.get_mut(&session) else { return Err(ConnectError::Handshake) };
+        let vi = party.take_number();
+        party.circuits.insert(vi, Circuit::new(line, reliable));
+        if party.established {
+            self.tell(session, Note::Open { vi, reliable });
+        }
+        Ok(Key { session, vi })
+    }
+
+    /// How a line stands that was asked for.
+    pub(crate) fn standing(&self, key: Key) -> Standing {
+        self.circuit(key).map_or(Standing::Asking, |circuit| circuit.standing.clone())
+    }
+
+    /// Whether the session of a line is there.
+    pub(crate) fn is_established(&self, key: Key) -> bool {
+        self.parties.get(&key.session).is_some_and(|party| party.established)
+    }
+
+    /// Where the other end of a line is, and how long messages to it may be.
+    pub(crate) fn reach(&mut self, key: Key) -> Option<(SocketAddr, u64)> {
+        let peer = self.parties.get(&key.session)?.peer;
+        let limit = self.engine.endpoint().session(key.session)?.peer().message_bytes_max;
+        Some((peer, u64::from(limit).min(self.message_bytes_max as u64)))
+    }
+
+    /// True if somebody waits to be accepted.
+    pub(crate) fn has_callers(&self) -> bool {
+        !self.callers.is_empty()
+    }
+
+    /// Connects a line to the next who waits, if anybody does.
+    pub(crate) fn accept(&mut self, line: &Arc<Line>, reliable: bool) -> Option<Key> {
+        while let Some(Caller { session, vi: remote, reliable: theirs }) = self.callers.pop_front() {
+            let Some(party) = self.parties.get_mut(&session).filter(|party| party.over.is_none()) else { continue };
+            let vi = party.take_number();
+            let opened = match self.engine.endpoint().session(session) {
+                Some(session) => session.open_vi(vi, remote, assurance(reliable), assurance(theirs)).is_ok(),
+                None => false,
+            };
+            if !opened {
+                self.tell(session, Note::Refused { to: remote, reason: Refusal::Busy });
+                continue;
+            }
+            let circuit = Circuit { standing: Standing::Connected, remote, ..Circuit::new(line, reliable) };
+            party.circuits.insert(vi, circuit);
+            self.tell(session, Note::Accepted { to: remote, vi, reliable });
+            return Some(Key { session, vi });
+        }
+        None
+    }
+
+    /// Nobody listens any more; those who wait are told.
+    pub(crate) fn stop_listening(&mut self) {
+        self.listening = false;
+        self.engine.endpoint().set_listening(false);
+        while let Some(caller) = self.callers.pop_front() {
+            self.tell(caller.session, Note::Refused { to: caller.vi, reason: Refusal::NobodyThere });
+        }
+    }
+
+    /// This side is done with a line. What it still held is dropped with it.
+    pub(crate) fn close(&mut self, key: Key, aborted: bool) {
+        let Some(party) = self.parties.get_mut(&key.session) else { return };
+        let Some(circuit) = party.circuits.remove(&key.vi) else { return };
+        party.closing = party.ours && party.circuits.is_empty();
+        let last = party.closing;
+        if circuit.standing == Standing::Connected {
+            self.tell(key.session, Note::Closed { to: circuit.remote, aborted });
+        }
+        if let Some(session) = self.engine.endpoint().session(key.session) {
+            session.close_vi(key.vi);
+            if last {
+                session.close();
+            }
+        }
+    }
+
+    // ── Work ─────────────────────────────────────────────────────────────────────────────────────
+
+    /// Takes what was handed in on a line.
+    pub(crate) fn take_work(&mut self, key: Key) {
+        let Some(circuit) = self.parties.get_mut(&key.session).and_then(|party| party.circuits.get_mut(&key.vi)) else {
+            return;
+        };
+        circuit.line.take_posted(&mut circuit.waiting);
+        let limit = self.message_bytes_max;
+        match self.engine.endpoint().session(key.session) {
+            Some(session) => circuit.hand_on(session, key.vi, limit),
+            // What is asked of a session that is forgotten comes back.
+            None => circuit.give_back(),
+        }
+        if circuit.line.has_done(Side::Sent) || circuit.line.has_done(Side::Received) {
+            self.news.push(circuit.line.clone());
+        }
+    }
+
+    /// Takes an expected place back.
+    pub(crate) fn revoke(&mut self, key: Key, payload_token: u64) -> Option<Place> {
+        self.take_work(key);
+        let circuit = self.parties.get_mut(&key.session)?.circuits.get_mut(&key.vi)?;
+        let expected = |work: &Work| matches!(work, Work::Expect(token, _) if *token == payload_token);
+        if let Some(at) = circuit.waiting.iter().position(expected)
+            && let Some(Work::Expect(_, place)) = circuit.waiting.remove(at)
+        {
+            return Some(place);
+        }
+        let place = self.engine.endpoint().session(key.session)?.revoke(key.vi, payload_token)?;
+        Some(Place { token: place.token, parcel: parcel_of(place.target) })
+    }
+
+    // ── What happened ────────────────────────────────────────────────────────────────────────────
+
+    fn dispatch(&mut self, now: Duration) {
+        while let Some(event) = self.engine.endpoint().poll_event() {
+            match event {
+                EndpointEvent::Connected(session) => self.note_session(session, None),
+                EndpointEvent::Accepted(session, from) => self.note_session(session, Some(from)),
+                EndpointEvent::Failed(session, error) => self.fail_session(session, &error),
+                EndpointEvent::Session(session, Event::Ended(ending)) => self.end_session(now, session, ending),
+                EndpointEvent::Session(session, event) => self.note_event(session, event),
+            }
+        }
+    }
+
+    /// A session is there: the VI for notes, and the VIs that wait for it.
+    fn note_session(&mut self, number: u32, from: Option<SocketAddr>) {
+        if let Some(from) = from {
+            self.parties.insert(number, Party::new(from, false));
+        }
+        let Some(party) = self.parties.get_mut(&number) else { return };
+        party.established = true;
+        self.changed = true;
+        let Some(session) = self.engine.endpoint().session(number) else { return };
+        // It cannot fail for a session that has just begun.
+        let _ = session.open_vi(NOTES, NOTES, Assurance::Reliable, Assurance::Reliable);
+        for _ in 0..NOTES_MAX {
+            let _ = session.post_receive(NOTES, Incoming { token: 0, target: None });
+        }
+        let asking: Vec<Note> =
+            party.circuits.iter().map(|(vi, circuit)| Note::Open { vi: *vi, reliable: circuit.reliable }).collect();
+        asking.into_iter().for_each(|note| self.tell(number, note));
+    }
+
+    fn fail_session(&mut self, number: u32, error: &ConnectError) {
+        let Some(party) = self.parties.remove(&number) else { return };
+        // Whoever asked looks at its circuit, which therefore has to stay.
+        let mut failed = Party::new(party.peer, true);
+        failed.over = Some(Duration::ZERO);
+        failed.circuits = party.circuits;
+        for circuit in failed.circuits.values_mut() {
+            circuit.standing = Standing::Failed(WireError::NoAnswer(error.to_string()));
+        }
+        self.parties.insert(number, failed);
+        self.changed = true;
+    }
+
+    fn end_session(&mut self, now: Duration, number: u32, ending: Ending) {
+        let Some(party) = self.parties.get_mut(&number) else { return };
+        party.over = Some(now);
+        self.callers.retain(|caller| caller.session != number);
+        let fault = fault(ending, Fault::PeerClosed);
+        for circuit in party.circuits.values_mut() {
+            if circuit.standing == Standing::Asking {
+                let reason = ending.to_string();
+                circuit.standing = Standing::Failed(WireError::Over { to: party.peer, reason });
+            }
+            circuit.fault = fault;
+            circuit.line.take_posted(&mut circuit.waiting);
+            circuit.give_back();
+            circuit.line.end(fault);
+            self.news.push(circuit.line.clone());
+        }
+        self.changed = true;
+    }
+
+    fn note_event(&mut self, number: u32, event: Event<Load, Load>) {
+        match event {
+            Event::Received { vi: NOTES, control, status: Ok(()), .. } => {
+                if let Some(session) = self.engine.endpoint().session(number) {
+                    let _ = session.post_receive(NOTES, Incoming { token: 0, target: None });
+                }
+                if let Some(note) = Note::decode(&control) {
+                    self.take_note(number, note);
+                }
+            }
+            Event::Sent { vi: NOTES, .. } | Event::Received { vi: NOTES, .. } | Event::Ended(_) => {}
+            Event::Sent { vi, token, payload, status } => {
+                let Some(circuit) = self.circuit_mut(number, vi) else { return };
+                let status = status.map_err(|ending| fault(ending, circuit.fault));
+                let length = match (&status, &payload) {
+                    (Ok(()), Some(load)) => highwire_proto::Source::total(load),
+                    _ => 0,
+                };
+                let done = Done { length, ..done(token, status, parcel_of(payload)) };
+                circuit.line.complete(Side::Sent, done);
+                self.note_done(number, vi);
+            }
+            Event::Received { vi, token, target, length, immediate, control, payload_token, status } => {
+                let Some(circuit) = self.circuit_mut(number, vi) else { return };
+                let status = status.map_err(|ending| fault(ending, circuit.fault));
+                let mut parcel = parcel_of(target);
+                if let Parcel::Bytes(bytes) = &mut parcel {
+                    bytes.truncate(length);
+                }
+                let done = Done { length, immediate, control, payload_token, ..done(token, status, parcel) };
+                circuit.line.complete(Side::Received, done);
+                self.note_done(number, vi);
+            }
+        }
+    }
+
+    /// Something on this VI is complete: whoever waits is told, and more may have room now.
+    fn note_done(&mut self, number: u32, vi: u32) {
+        let Some(circuit) = self.parties.get_mut(&number).and_then(|party| party.circuits.get_mut(&vi)) else { return };
+        if self.news.last().is_none_or(|last| !Arc::ptr_eq(last, &circuit.line)) {
+            self.news.push(circuit.line.clone());
+        }
+        if !circuit.waiting.is_empty()
+            && let Some(session) = self.engine.endpoint().session(number)
+        {
+            circuit.hand_on(session, vi, self.message_bytes_max);
+        }
+    }
+
+    fn take_note(&mut self, number: u32, note: Note) {
+        match note {
+            Note::Open { vi, reliable } => {
+                let waiting = self.callers.iter().any(|caller| (caller.session, caller.vi) == (number, vi));
+                let refusal = match () {
+                    () if !self.listening => Some(Refusal::NobodyThere),
+                    () if self.callers.len() >= CALLERS_MAX => Some(Refusal::Busy),
+                    () => None,
+                };
+                match refusal {
+                    Some(reason) => self.tell(number, Note::Refused { to: vi, reason }),
+                    None if waiting => {}
+                    None => self.callers.push_back(Caller { session: number, vi, reliable }),
+                }
+            }
+            Note::Accepted { to, vi, reliable } => {
+                let ours = self.circuit_mut(number, to).filter(|circuit| circuit.standing == Standing::Asking);
+                let Some(circuit) = ours else {
+                    // Whoever asked has given up.
+                    return self.tell(number, Note::Closed { to: vi, aborted: true });
+                };
+                let sends = assurance(circuit.reliable);
+                (circuit.remote, circuit.standing) = (vi, Standing::Connected);
+                let opened = match self.engine.endpoint().session(number) {
+                    Some(session) => session.open_vi(to, vi, sends, assurance(reliable)),
+                    None => return,
+                };
+                if opened.is_err() {
+                    self.tell(number, Note::Closed { to: vi, aborted: true });
+                    self.fail(number, to, Refusal::Busy);
+                }
+            }
+            Note::Refused { to, reason } => self.fail(number, to, reason),
+            Note::Closed { to, aborted } => self.close_by_peer(number, to, aborted),
+        }
+        self.changed = true;
+    }
+
+    fn fail(&mut self, number: u32, vi: u32, reason: Refusal) {
+        let Some(party) = self.parties.get_mut(&number) else { return };
+        if let Some(circuit) = party.circuits.get_mut(&vi) {
+            circuit.standing = Standing::Failed(WireError::Refused { to: party.peer, reason: reason.reason() });
+        }
+    }
+
+    fn close_by_peer(&mut self, number: u32, vi: u32, aborted: bool) {
+        let Some(circuit) = self.circuit_mut(number, vi).filter(|circuit| circuit.standing == Standing::Connected)
+        else {
+            return;
+        };
+        let fault = if aborted { Fault::PeerAborted } else { Fault::PeerClosed };
+        circuit.fault = fault;
+        circuit.line.take_posted(&mut circuit.waiting);
+        circuit.give_back();
+        let line = circuit.line.clone();
+        if let Some(session) = self.engine.endpoint().session(number) {
+            session.close_vi(vi);
+        }
+        // Everything has come back before the end is told.
+        self.flush_events(number);
+        line.end(fault);
+        self.news.push(line);
+    }
+
+    /// Hands out what a session has, so that nothing comes after what is told next.
+    fn flush_events(&mut self, number: u32) {
+        while let Some(event) = self.engine.endpoint().session(number).and_then(Session::poll_event) {
+            match event {
+                // It is told in its turn; the session has no other event after it.
+                Event::Ended(ending) => return self.end_session(Duration::ZERO, number, ending),
+                event => self.note_event(number, event),
+            }
+        }
+    }
+
+    fn tell(&mut self, session: u32, note: Note) {
+        let Some(session) = self.engine.endpoint().session(session) else { return };
+        let message = Outgoing { token: 0, control: note.encode(), immediate: 0, payload_token: None, payload: None };
+        // A session that is over needs no notes.
+        let _ = session.post_send(NOTES, message);
+    }
+
+    fn circuit(&self, key: Key) -> Option<&Circuit> {
+        self.parties.get(&key.session)?.circuits.get(&key.vi)
+    }
+
+    fn circuit_mut(&mut self, session: u32, vi: u32) -> Option<&mut Circuit> {
+        self.parties.get_mut(&session)?.circuits.get_mut(&vi)
+    }
+
+    /// Sessions that are over are forgotten when nobody looks at them any more.
+    fn forget_parties(&mut self, now: Duration) {
+        if self.parties.values().all(|party| party.over.is_none()) {
+            return;
+        }
+        let endpoint = self.engine.endpoint();
+        self.parties.retain(|number, party| {
+            let stays = party.over.is_none_or(|over| !party.circuits.is_empty() || now < over + LAST_WORDS);
+            if !stays {
+                endpoint.forget(*number);
+            }
+            stays
+        });
+    }
+}
+
+impl Party {
+    fn new(peer: SocketAddr, ours: bool) -> Party {
+        let circuits = BTreeMap::new();
+        Party { peer, ours, established: false, closing: false, next_vi: FIRST_VI, circuits, over: None }
+    }
+
+    fn is_open_to(&self, to: SocketAddr) -> bool {
+        self.ours && self.peer == to && !self.closing && self.over.is_none()
+    }
+
+    fn take_number(&mut self) -> u32 {
+        let vi = self.next_vi;
+        self.next_vi += 1;
+        vi
+    }
+}
+
+impl Circuit {
+    fn new(line: &Arc<Line>, reliable: bool) -> Circuit {
+        Circuit {
+            line: line.clone(),
+            reliable,
+            standing: Standing::Asking,
+            remote: 0,
+            waiting: VecDeque::new(),
+            fault: Fault::Closed,
+        }
+    }
+
+    /// Hands on what the session has room for.
+    fn hand_on(&mut self, session: &mut Session<Load, Load>, vi: u32, limit: usize) {
+        while let Some(work) = self.waiting.pop_front() {
+            let refused = match work {
+                Work::Send(Dispatch { token, control, immediate, payload_token, parcel }) => {
+                    let payload = load(parcel, limit);
+                    let message = Outgoing { token, control, immediate, payload_token, payload };
+                    session.post_send(vi, message).err().map(|(refusal, message)| {
+                        let Outgoing { token, control, immediate, payload_token, payload } = message;
+                        let parcel = parcel_of(payload);
+                        (refusal, Work::Send(Dispatch { token, control, immediate, payload_token, parcel }))
+                    })
+                }
+                Work::Receive(Place { token, parcel }) => {
+                    let place = Incoming { token, target: load(parcel, limit) };
+                    let posted = session.post_receive(vi, place);
+                    posted.err().map(|(refusal, place)| (refusal, Work::Receive(unload(place))))
+                }
+                Work::Expect(payload_token, Place { token, parcel }) => {
+                    let place = Incoming { token, target: load(parcel, limit) };
+                    let posted = session.expect(vi, payload_token, place);
+                    posted.err().map(|(refusal, place)| (refusal, Work::Expect(payload_token, unload(place))))
+                }
+            };
+            match refused {
+                None => {}
+                Some((highwire_proto::Refusal::Full { .. } | highwire_proto::Refusal::TokenInUse(_), work)) => {
+                    // There is room when something else is complete.
+                    self.waiting.push_front(work);
+                    return;
+                }
+                Some((_, work)) => {
+                    self.waiting.push_front(work);
+                    return self.give_back();
+                }
+            }
+        }
+    }
+
+    /// Everything that the session never saw comes back.
+    fn give_back(&mut self) {
+        for work in self.waiting.drain(..) {
+            let (side, token, parcel) = match work {
+                Work::Send(Dispatch { token, parcel, .. }) => (Side::Sent, token, parcel),
+                Work::Receive(Place { token, parcel }) | Work::Expect(_, Place { token, parcel }) => {
+                    (Side::Received, token, parcel)
+                }
+            };
+            self.line.complete(side, done(token, Err(self.fault), parcel));
+        }
+    }
+}
+
+fn done(token: u64, status: Result<(), Fault>, parcel: Parcel) -> Done {
+    Done { token, status, length: 0, immediate: 0, control: Vec::new(), payload_token: None, parcel }
+}
+
+fn load(parcel: Parcel, limit: usize) -> Option<Load> {
+    match parcel {
+        Parcel::Empty => None,
+        parcel => Some(Load::new(parcel, limit)),
+    }
+}
+
+fn parcel_of(load: Option<Load>) -> Parcel {
+    load.map_or(Parcel::Empty, |load| load.parcel)
+}
+
+fn unload(place: Incoming<Load>) -> Place {
+    Place { token: place.token, parcel: parcel_of(place.target) }
+}
+
+fn assurance(reliable: bool) -> Assurance {
+    if reliable { Assurance::Reliable } else { Assurance::Unreliable }
+}
+
+/// What a VI is told of an ending; `closed` says who closed it.
+fn fault(ending: Ending, closed: Fault) -> Fault {
+    match ending {
+        Ending::Closed => Fault::Closed,
+        Ending::PeerClosed => Fault::PeerClosed,
+        Ending::Silence(after) => Fault::Silence(after),
+        Ending::KeysUsedUp => Fault::KeysUsedUp,
+        Ending::ViClosed => closed,
+        Ending::TooLong { message, buffer } => Fault::TooLong { message: u64::from(message), place: buffer as u64 },
+    }
+}
+
+/// Callers that wait to be accepted, at most.
+const CALLERS_MAX: usize = 1024;
+/// How long a session that is over answers a peer who repeats its last word.
+const LAST_WORDS: Duration = Duration::from_secs(1);

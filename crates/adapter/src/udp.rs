@@ -1,0 +1,221 @@
+//! The way to other hosts by UDP, as VIs see it.
+
+use crate::Engine;
+use crate::entropy::SystemEntropy;
+use crate::port::{Driver, Port};
+use crate::switchboard::Switchboard;
+use highwire_link::{BindError, Clock, Impaired, Impairments, Link, UdpLink, UdpOptions};
+use highwire_mem::Process;
+use highwire_mem::work::{Line, Wire, WireError, WireListener};
+use highwire_proto::{Endpoint, EndpointConfig, Keys, SessionConfig};
+use rustix::io::Errno;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How a program reaches other hosts. The default has no key, and stays on this host.
+#[derive(Clone, Debug)]
+pub struct WireConfig {
+    /// The cluster key, or two while it is being changed. Without one packets are only checksummed, which
+    /// keeps nobody out.
+    pub keys: Keys,
+    /// Reach other hosts, and be reached, without a key.
+    pub insecure: bool,
+    /// Who carries messages.
+    pub driver: Driver,
+    /// Silence of so long is death.
+    pub death: Duration,
+    /// The longest message that is taken. A receive in place may take so much memory.
+    pub message_bytes_max: u32,
+    /// Sessions of one port, at most.
+    pub sessions_max: usize,
+    /// VIs of one session, at most.
+    pub vis_max: usize,
+    /// What is asked of the kernel.
+    pub udp: UdpOptions,
+    /// Treat what is sent badly, from a seed, to see how a program bears it.
+    pub impairments: Option<(Impairments, u64)>,
+}
+
+impl Default for WireConfig {
+    fn default() -> WireConfig {
+        let session = SessionConfig::default();
+        WireConfig {
+            keys: Keys::insecure(),
+            insecure: false,
+            driver: Driver::Thread,
+            death: session.death,
+            message_bytes_max: session.message_bytes_max,
+            sessions_max: EndpointConfig::default().sessions_max,
+            vis_max: session.vis_max,
+            udp: UdpOptions::default(),
+            impairments: None,
+        }
+    }
+}
+
+/// The way to other hosts by UDP. Ports are opened when they are needed.
+#[derive(Debug)]
+pub struct UdpWire {
+    process: Process,
+    config: WireConfig,
+    /// The ports that connect, one for each family of addresses.
+    connecting: Mutex<[Option<Arc<Port>>; 2]>,
+}
+
+impl UdpWire {
+    /// A way with this configuration.
+    pub fn new(config: WireConfig) -> UdpWire {
+        UdpWire { process: Process::current(), config, connecting: Mutex::default() }
+    }
+
+    /// [`WireError::NoKey`] where nobody but this host may be reached.
+    fn check_key(&self, address: SocketAddr) -> Result<(), WireError> {
+        let allowed = self.config.insecure || !self.config.keys.is_insecure() || address.ip().is_loopback();
+        if allowed { Ok(()) } else { Err(WireError::NoKey(address)) }
+    }
+
+    fn open(&self, at: SocketAddr, listening: bool) -> Result<Arc<Port>, WireError> {
+        let link = UdpLink::bind(at, self.config.udp).map_err(|error| match error {
+            BindError::Address { address, errno: Errno::ADDRINUSE } => WireError::InUse(address),
+            other => WireError::Socket(other.to_string()),
+        })?;
+        let link: Box<dyn Link + Send> = match &self.config.impairments {
+            Some((impairments, seed)) => Box::new(Impaired::new(link, impairments.clone(), *seed, Clock::real())),
+            None => Box::new(link),
+        };
+        let session = SessionConfig {
+            segment: if at.is_ipv6() { SEGMENT_V6 } else { SEGMENT_V4 },
+            death: self.config.death,
+            message_bytes_max: self.config.message_bytes_max,
+            // The NIC's limits are lower, and known to the application.
+            messages_max: DESCRIPTORS_MAX,
+            receives_max: DESCRIPTORS_MAX,
+            // One more, for notes.
+            vis_max: self.config.vis_max + 1,
+            ..SessionConfig::default()
+        };
+        let sessions_max = self.config.sessions_max;
+        let endpoint = EndpointConfig { session, listening, sessions_max, ..EndpointConfig::default() };
+        let mut entropy = SystemEntropy;
+        let engine =
+            Engine::new(link, Endpoint::new(self.config.keys.clone(), endpoint, &mut entropy), Box::new(entropy));
+        let board = Switchboard::new(engine, listening, self.config.message_bytes_max as usize);
+        let fingerprint = self.config.keys.newest().map(|key| key.fingerprint());
+        Port::start(board, self.config.driver, fingerprint).map_err(|error| WireError::Socket(error.to_string()))
+    }
+
+    /// The port that connects to addresses like this one.
+    fn connecting(&self, to: SocketAddr) -> Result<Arc<Port>, WireError> {
+        let mut ports = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+        let port = &mut ports[usize::from(to.is_ipv6())];
+        if let Some(port) = port {
+            return Ok(port.clone());
+        }
+        let any: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        Ok(port.insert(self.open(SocketAddr::new(any, 0), false)?).clone())
+    }
+}
+
+impl Wire for UdpWire {
+    fn connect(&self, to: &str, line: &Arc<Line>, reliable: bool, timeout: Duration) -> Result<(), WireError> {
+        let addresses = resolve(to)?;
+        let each = timeout / addresses.len() as u32;
+        let mut result = Err(WireError::Address(to.to_owned()));
+        for address in addresses {
+            result = self
+                .check_key(address)
+                .and_then(|()| self.connecting(address))
+                .and_then(|port| port.connect(address, line, reliable, each));
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    fn listen(&self, at: &str) -> Result<Box<dyn WireListener>, WireError> {
+        let address = *resolve(at)?.first().ok_or_else(|| WireError::Address(at.to_owned()))?;
+        self.check_key(address)?;
+        Ok(Box::new(UdpListener { process: self.process, port: self.open(address, true)? }))
+    }
+}
+
+impl Drop for UdpWire {
+    fn drop(&mut self) {
+        if !self.process.is_this() {
+            // The ports are the parent's, and who knows who held their locks when the child was made.
+            return;
+        }
+        let mut ports = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.iter_mut().filter_map(Option::take).for_each(|port| port.let_go());
+    }
+}
+
+#[derive(Debug)]
+struct UdpListener {
+    process: Process,
+    port: Arc<Port>,
+}
+
+impl WireListener for UdpListener {
+    fn address(&self) -> SocketAddr {
+        self.port.local()
+    }
+
+    fn accept(&self, line: &Arc<Line>, reliable: bool, timeout: Duration) -> Result<bool, WireError> {
+        Ok(self.port.accept(line, reliable, timeout))
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.port.callers()
+    }
+}
+
+impl Drop for UdpListener {
+    fn drop(&mut self) {
+        if self.process.is_this() {
+            self.port.stop_listening();
+        }
+    }
+}
+
+/// The addresses of `host:port`, at least one.
+fn resolve(text: &str) -> Result<Vec<SocketAddr>, WireError> {
+    if let Ok(address) = text.parse() {
+        return Ok(vec![address]);
+    }
+    let (host, port) = text.rsplit_once(':').ok_or_else(|| WireError::Address(text.to_owned()))?;
+    if port.parse::<u16>().is_err() || host.is_empty() || host.contains([':', '[', ']', '/', ' ']) {
+        return Err(WireError::Address(text.to_owned()));
+    }
+    let unknown = |reason: String| WireError::Name { host: host.to_owned(), reason };
+    let found: Vec<SocketAddr> = text.to_socket_addrs().map_err(|error| unknown(error.to_string()))?.collect();
+    if found.is_empty() { Err(unknown("it has no address".to_owned())) } else { Ok(found) }
+}
+
+/// Payload bytes of a packet where 1,500 bytes pass: 20 or 40 go to IP, 8 to UDP, 64 to the header.
+const SEGMENT_V4: usize = 1408;
+const SEGMENT_V6: usize = 1388;
+/// Messages and receives that a session takes from one VI; more wait in the line.
+const DESCRIPTORS_MAX: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_hosts_with_ports() {
+        assert_eq!(resolve("127.0.0.1:7").unwrap(), ["127.0.0.1:7".parse().unwrap()]);
+        assert_eq!(resolve("[::1]:7").unwrap(), ["[::1]:7".parse().unwrap()]);
+        assert!(resolve("localhost:7").unwrap().iter().all(|address| address.ip().is_loopback()));
+        for bad in ["", "7", "host", "host:", "host:x", ":7", "::1:7", "host:65536", "a/b:7", "[::1:7"] {
+            assert_eq!(resolve(bad), Err(WireError::Address(bad.to_owned())), "{bad}");
+        }
+        assert!(matches!(resolve("no-such-host.invalid:7"), Err(WireError::Name { .. })));
+    }
+}

@@ -1,0 +1,425 @@
+//! VIs between hosts, by way of loopback: the same VIs, another path.
+
+use highwire::{
+    ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys, ListenError, Message, Nic,
+    Operation, PayloadToken, PeerId, PostError, Receive, Region, Reliability, State, Vi, ViOptions, WaitError,
+    WireConfig, WireError,
+};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn sealed() -> Keys {
+    Keys::new(ClusterKey::from_random([9; 32]))
+}
+
+/// Every way of carrying, with and without a key.
+fn wires() -> Vec<WireConfig> {
+    let mut wires = Vec::new();
+    for driver in [Driver::Thread, Driver::Caller] {
+        for keys in [sealed(), Keys::insecure()] {
+            wires.push(WireConfig { keys, driver, ..WireConfig::default() });
+        }
+    }
+    wires
+}
+
+fn nic(wire: &WireConfig) -> Nic {
+    Nic::with_wire(Config::default(), wire.clone()).unwrap()
+}
+
+/// Two ends of a VI, of two Nics.
+struct Pair {
+    here: Vi,
+    there: Vi,
+    memory: Region,
+}
+
+impl Pair {
+    fn new(wire: &WireConfig) -> Pair {
+        Pair::at(wire, "udp:127.0.0.1:0", &ViOptions::new())
+    }
+
+    fn at(wire: &WireConfig, address: &str, options: &ViOptions<'_>) -> Pair {
+        let (caller, listening) = (nic(wire), nic(wire));
+        let listener = listening.listen(address).unwrap();
+        let to = listener.address().to_owned();
+        let (here, there) = std::thread::scope(|scope| {
+            let here = scope.spawn(|| caller.connect_with(&to, options).unwrap());
+            let there = listener.accept_with(PATIENCE, options).unwrap();
+            (here.join().unwrap(), there)
+        });
+        Pair { here, there, memory: caller.register(32 << 20).unwrap() }
+    }
+
+    /// Waits until both sides have so many completions, looking at both in turn.
+    fn complete(&mut self, here: usize, there: usize) -> (Vec<Completion>, Vec<Completion>) {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let until = Instant::now() + PATIENCE;
+        while ours.len() < here || theirs.len() < there {
+            ours.extend(self.here.poll());
+            theirs.extend(self.there.poll());
+            assert!(Instant::now() < until, "{} of {here} and {} of {there} are complete", ours.len(), theirs.len());
+        }
+        (ours, theirs)
+    }
+}
+
+fn content(seed: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(seed * 31) >> 24) as u8).collect()
+}
+
+#[test]
+fn messages_of_every_length_arrive_whole_and_in_order() {
+    for wire in wires() {
+        let mut pair = Pair::new(&wire);
+        let lengths = [0usize, 1, 4, 1399, 1400, 1401, 2808, 65_536, 1 << 20, 5_000_001];
+        let mut at = 0;
+        for (number, &length) in lengths.iter().enumerate() {
+            let mut out = pair.memory.slice(at..at + length.max(1)).unwrap();
+            out[..length].copy_from_slice(&content(number as u64, length));
+            let place = pair.memory.slice(at + (16 << 20)..at + (16 << 20) + length.max(1)).unwrap();
+            at += length.max(1).next_multiple_of(64);
+            pair.there.post_recv(Receive::new(number as u64).into(place)).unwrap();
+            let message = Message::new(100 + number as u64).control(&[number as u8; 7]).immediate(number as u32);
+            let message = if length == 0 { message } else { message.payload(out) };
+            pair.here.post_send(message).unwrap();
+        }
+        let (sent, received) = pair.complete(lengths.len(), lengths.len());
+        for (number, (sent, got)) in sent.iter().zip(received).enumerate() {
+            assert_eq!((sent.token, sent.operation, sent.status), (100 + number as u64, Operation::Send, Ok(())));
+            assert_eq!((sent.length, got.length), (lengths[number], lengths[number]), "{wire:?}");
+            assert_eq!((got.token, got.operation, got.status), (number as u64, Operation::Receive, Ok(())));
+            assert_eq!((got.immediate, &got.control[..]), (number as u32, &[number as u8; 7][..]));
+            let bytes = got.into_buffer().unwrap();
+            assert!(bytes[..lengths[number]] == content(number as u64, lengths[number])[..], "message {number}");
+        }
+        assert!(matches!(pair.here.peer(), PeerId::Host(address) if address.ip().is_loopback()));
+    }
+}
+
+#[test]
+fn both_families_of_addresses_and_names_are_reached() {
+    let wire = WireConfig { keys: sealed(), ..WireConfig::default() };
+    for address in ["udp:127.0.0.1:0", "udp:[::1]:0", "udp:localhost:0"] {
+        let mut pair = Pair::at(&wire, address, &ViOptions::new());
+        pair.there.post_recv(Receive::new(1).into(pair.memory.slice(0..100_000).unwrap())).unwrap();
+        pair.here.send_bytes(2, &content(1, 100_000)).unwrap();
+        let (_, received) = pair.complete(1, 1);
+        assert!(
+            received.into_iter().next().unwrap().into_buffer().unwrap()[..] == content(1, 100_000)[..],
+            "{address}"
+        );
+    }
+}
+
+#[test]
+fn payloads_are_gathered_scattered_and_received_in_place() {
+    for wire in wires() {
+        let mut pair = Pair::new(&wire);
+        let all = content(3, 10_000);
+        let mut message = Message::new(1);
+        for (piece, (from, to)) in [(0, 100), (100, 5_000), (5_000, 5_001), (5_001, 10_000)].into_iter().enumerate() {
+            let start = piece << 16;
+            let mut buffer = pair.memory.slice(start..start + to - from).unwrap();
+            buffer.copy_from_slice(&all[from..to]);
+            message = message.payload(buffer);
+        }
+        let mut receive = Receive::new(2);
+        for (piece, length) in [(8, 3_000), (9, 1), (10, 8_000)] {
+            receive = receive.into(pair.memory.slice(piece << 16..(piece << 16) + length).unwrap());
+        }
+        pair.there.post_recv(receive).unwrap();
+        pair.there.post_recv(Receive::new(3).in_place()).unwrap();
+        pair.here.post_send(message).unwrap();
+        pair.here.send_bytes(4, &all).unwrap();
+        let (_, mut received) = pair.complete(2, 2);
+        let in_place = received.pop().unwrap().into_in_place().unwrap();
+        assert_eq!(in_place.as_slice(), Some(&all[..]));
+        pair.there.receiver().release(in_place);
+        let highwire::Payload::Segments(pieces) = received.pop().unwrap().payload else { panic!("several pieces") };
+        let joined: Vec<u8> = pieces.iter().flat_map(|piece| piece.bytes().to_vec()).collect();
+        assert!(joined[..10_000] == all[..]);
+    }
+}
+
+#[test]
+fn payload_tokens_name_places_and_are_revoked() {
+    for wire in wires() {
+        let mut pair = Pair::new(&wire);
+        let place = |pair: &Pair, at: usize| pair.memory.slice(at << 12..(at << 12) + 4096).unwrap();
+        pair.there.expect(PayloadToken(7), Receive::new(1).into(place(&pair, 1))).unwrap();
+        pair.there.expect(PayloadToken(8), Receive::new(2).into(place(&pair, 2))).unwrap();
+        let again = pair.there.expect(PayloadToken(8), Receive::new(3).in_place()).unwrap_err();
+        assert_eq!(again.reason, PostError::TokenInUse(8));
+        pair.there.post_recv(Receive::new(4).into(place(&pair, 4))).unwrap();
+        let back = pair.there.revoke(PayloadToken(8)).expect("nothing landed in it");
+        assert!(pair.there.revoke(PayloadToken(8)).is_none() && pair.there.revoke(PayloadToken(9)).is_none());
+        drop(back);
+        for (token, lands) in [(10, Some(8)), (11, None), (12, Some(7))] {
+            let mut buffer = place(&pair, token as usize);
+            buffer.fill(token as u8);
+            let message = Message::new(token).payload(buffer);
+            let message = if let Some(lands) = lands { message.lands_at(PayloadToken(lands)) } else { message };
+            pair.here.post_send(message).unwrap();
+        }
+        let (sent, received) = pair.complete(3, 2);
+        assert!(sent.iter().all(|done| done.status.is_ok()));
+        let seen: Vec<_> = received.iter().map(|done| (done.token, done.payload_token())).collect();
+        assert_eq!(seen, [(4, None), (1, Some(PayloadToken(7)))]);
+        let filled = received.into_iter().map(|done| done.into_buffer().unwrap()[0]).collect::<Vec<_>>();
+        assert_eq!(filled, [11, 12]);
+    }
+}
+
+#[test]
+fn a_receiver_that_posts_nothing_holds_the_sender_back() {
+    for wire in wires() {
+        let mut pair = Pair::new(&wire);
+        for number in 0..50 {
+            pair.here.send_bytes(number, &content(number, 3000)).unwrap();
+        }
+        let quiet = pair.here.wait(Duration::from_millis(100)).err();
+        assert_eq!(quiet, Some(WaitError::TimedOut(Duration::from_millis(100))), "{wire:?}");
+        for number in 0..50 {
+            let place = pair.memory.slice(number << 12..(number << 12) + 4096).unwrap();
+            pair.there.post_recv(Receive::new(number as u64).into(place)).unwrap();
+        }
+        let (_, received) = pair.complete(50, 50);
+        for (number, got) in received.into_iter().enumerate() {
+            assert!(got.into_buffer().unwrap()[..3000] == content(number as u64, 3000)[..]);
+        }
+    }
+}
+
+#[test]
+fn a_message_that_is_too_long_fails_its_receive_and_the_next_arrives() {
+    for wire in wires() {
+        let mut pair = Pair::new(&wire);
+        pair.there.post_recv(Receive::new(1).into(pair.memory.slice(0..1000).unwrap())).unwrap();
+        pair.there.post_recv(Receive::new(2).into(pair.memory.slice(4096..5096).unwrap())).unwrap();
+        pair.here.send_bytes(1, &content(1, 5000)).unwrap();
+        pair.here.send_bytes(2, &content(2, 1000)).unwrap();
+        let (_, received) = pair.complete(2, 2);
+        assert_eq!(received[0].status, Err(Failure::TooLong { message: 5000, buffer: 1000 }));
+        assert_eq!((received[1].status, received[1].length), (Ok(()), 1000));
+    }
+}
+
+#[test]
+fn many_vis_share_a_session_and_none_waits_for_another() {
+    for wire in wires() {
+        let (caller, listening) = (nic(&wire), nic(&wire));
+        let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+        let mut queue = listening.completion_queue().unwrap();
+        let options = ViOptions::new().queue(&queue);
+        let to = listener.address().to_owned();
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            std::thread::scope(|scope| {
+                let here = scope.spawn(|| caller.connect(&to).unwrap());
+                theirs.push(listener.accept_with(PATIENCE, &options).unwrap());
+                ours.push(here.join().unwrap());
+            });
+        }
+        // The first gets no receives; all others go on.
+        let memory = listening.register(1 << 20).unwrap();
+        for (number, vi) in theirs.iter_mut().enumerate().skip(1) {
+            let place = memory.slice(number << 12..(number << 12) + 4096).unwrap();
+            vi.post_recv(Receive::new(number as u64).into(place)).unwrap();
+        }
+        for (number, vi) in ours.iter_mut().enumerate() {
+            vi.send_bytes(0, &[number as u8; 64]).unwrap();
+        }
+        let mut got = 0;
+        while got < 19 {
+            let id = queue.wait(PATIENCE).unwrap();
+            let (number, vi) = theirs.iter_mut().enumerate().find(|(_, vi)| vi.id() == id).unwrap();
+            while let Some(done) = vi.poll() {
+                assert_eq!((done.token, done.status, done.length), (number as u64, Ok(()), 64));
+                assert_eq!(done.into_buffer().unwrap()[0], number as u8);
+                got += 1;
+            }
+        }
+        assert!(theirs[0].poll().is_none());
+        // And one that is closed tells its peer, and nobody else.
+        drop(ours.remove(5));
+        let closed = theirs[5].wait(PATIENCE).err();
+        assert!(
+            matches!(closed, Some(WaitError::NotConnected(Failure::PeerClosed | Failure::PeerAborted))),
+            "{closed:?}"
+        );
+        assert!(theirs.iter().enumerate().all(|(at, vi)| (vi.state() == State::Connected) == (at != 5)));
+    }
+}
+
+#[test]
+fn an_unreliable_vi_completes_when_it_has_left() {
+    for wire in wires() {
+        let options = ViOptions::new().reliability(Reliability::Unreliable);
+        let mut pair = Pair::at(&wire, "udp:127.0.0.1:0", &options);
+        // Nobody receives: what is sent is lost, and complete.
+        pair.here.send_bytes(1, b"lost").unwrap();
+        assert_eq!(pair.here.wait(PATIENCE).unwrap().status, Ok(()));
+        // The loss may still be on its way.
+        std::thread::sleep(Duration::from_millis(100));
+        pair.there.poll();
+        pair.there.post_recv(Receive::new(2).into(pair.memory.slice(0..64).unwrap())).unwrap();
+        pair.here.send_bytes(3, b"found").unwrap();
+        let (_, received) = pair.complete(1, 1);
+        assert_eq!(&received.into_iter().next().unwrap().into_buffer().unwrap()[..5], b"found");
+    }
+}
+
+#[test]
+fn disconnecting_delivers_everything_first_and_the_peer_learns_of_it() {
+    for wire in wires() {
+        let mut pair = Pair::new(&wire);
+        for number in 0..100 {
+            let place = pair.memory.slice(number << 16..(number << 16) + 20_000).unwrap();
+            pair.there.post_recv(Receive::new(number as u64).into(place)).unwrap();
+            pair.here.send_bytes(number as u64, &content(number as u64, 20_000)).unwrap();
+        }
+        let Pair { here, mut there, .. } = pair;
+        let closing = std::thread::spawn(move || here.disconnect(PATIENCE));
+        for number in 0..100 {
+            let done = there.wait(PATIENCE).unwrap();
+            assert_eq!((done.token, done.status), (number, Ok(())));
+            assert!(done.into_buffer().unwrap()[..] == content(number, 20_000)[..]);
+        }
+        closing.join().unwrap().unwrap();
+        assert_eq!(there.wait(PATIENCE).err(), Some(WaitError::NotConnected(Failure::PeerClosed)));
+        let late = there.send_bytes(1, b"late").unwrap_err();
+        assert_eq!(late, PostError::NotConnected(Failure::PeerClosed));
+    }
+}
+
+#[test]
+fn what_is_outstanding_comes_back_when_the_peer_goes() {
+    for wire in wires() {
+        let mut pair = Pair::new(&wire);
+        pair.here.post_recv(Receive::new(1).into(pair.memory.slice(0..64).unwrap())).unwrap();
+        pair.here.post_send(Message::new(2).payload(pair.memory.slice(4096..8192).unwrap())).unwrap();
+        drop(pair.there);
+        let mut back = Vec::new();
+        while back.len() < 2 {
+            back.push(pair.here.wait(PATIENCE).unwrap());
+        }
+        for done in back {
+            assert_eq!(done.status, Err(Failure::PeerClosed), "{:?}", done.operation);
+            assert!(done.into_buffer().is_some(), "with its buffer");
+        }
+        assert_eq!(pair.here.wait(PATIENCE).err(), Some(WaitError::NotConnected(Failure::PeerClosed)));
+    }
+}
+
+#[test]
+fn a_peer_that_falls_silent_is_dead_within_the_death_time() {
+    for driver in [Driver::Thread, Driver::Caller] {
+        let death = Duration::from_secs(1);
+        let wire = WireConfig { keys: sealed(), driver, death, ..WireConfig::default() };
+        let partition =
+            Impairments { partitions: vec![Duration::from_millis(400)..Duration::MAX], ..Impairments::default() };
+        let cut = WireConfig { impairments: Some((partition, 1)), ..wire.clone() };
+        let listening = nic(&wire);
+        let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+        let to = listener.address().to_owned();
+        let (here, mut there) = std::thread::scope(|scope| {
+            let here = scope.spawn(|| nic(&cut).connect(&to).unwrap());
+            let there = listener.accept(PATIENCE).unwrap();
+            (here.join().unwrap(), there)
+        });
+        let began = Instant::now();
+        assert_eq!(there.wait(PATIENCE).err(), Some(WaitError::NotConnected(Failure::PeerSilent(death))));
+        assert!(began.elapsed() > Duration::from_millis(900) && began.elapsed() < Duration::from_secs(4));
+        drop(here);
+    }
+}
+
+#[test]
+fn beyond_this_host_a_key_is_needed() {
+    let plain = nic(&WireConfig::default());
+    for address in ["udp:0.0.0.0:0", "udp:[::]:0"] {
+        let refused = plain.listen(address).err();
+        assert!(matches!(&refused, Some(ListenError::Wire { source: WireError::NoKey(_), .. })), "{refused:?}");
+        let text = refused.unwrap().to_string();
+        assert!(text.contains("highwire key new") && text.contains("--insecure"), "{text}");
+    }
+    let refused = plain.connect("udp:192.0.2.1:7").err();
+    assert!(matches!(&refused, Some(ConnectError::Wire { source: WireError::NoKey(_), .. })), "{refused:?}");
+    assert!(plain.listen("udp:127.0.0.1:0").is_ok());
+    let allowed = nic(&WireConfig { insecure: true, ..WireConfig::default() });
+    assert!(allowed.listen("udp:0.0.0.0:0").is_ok());
+    let keyed = nic(&WireConfig { keys: sealed(), ..WireConfig::default() });
+    assert!(keyed.listen("udp:0.0.0.0:0").is_ok());
+}
+
+#[test]
+fn nobody_there_another_key_and_nobody_accepting_are_told_apart() {
+    let config = Config { connect_timeout: Duration::from_millis(700), ..Config::default() };
+    let wire = WireConfig { keys: sealed(), ..WireConfig::default() };
+    let caller = Nic::with_wire(config, wire.clone()).unwrap();
+    let fingerprint = ClusterKey::from_random([9; 32]).fingerprint().to_string();
+    let nobody = caller.connect("udp:127.0.0.1:9").unwrap_err().to_string();
+    let other = nic(&WireConfig { keys: Keys::new(ClusterKey::from_random([8; 32])), ..WireConfig::default() });
+    let listener = other.listen("udp:127.0.0.1:0").unwrap();
+    let wrong_key = caller.connect(listener.address()).unwrap_err().to_string();
+    for text in [nobody, wrong_key] {
+        for cause in ["nothing listens", "UDP is blocked", "keys differ", &fingerprint] {
+            assert!(text.contains(cause), "{text}");
+        }
+    }
+    let deaf = nic(&wire).listen("udp:127.0.0.1:0").unwrap();
+    let unaccepted = caller.connect(deaf.address()).unwrap_err();
+    assert!(matches!(&unaccepted, ConnectError::Wire { source: WireError::NotAccepted { .. }, .. }), "{unaccepted}");
+    // It has gone away by the time the other accepts.
+    if let Ok(mut late) = deaf.accept(Duration::from_millis(200)) {
+        assert!(matches!(
+            late.wait(PATIENCE),
+            Err(WaitError::NotConnected(Failure::PeerAborted | Failure::PeerClosed))
+        ));
+    }
+    let taken = nic(&wire).listen(deaf.address()).unwrap_err();
+    assert!(matches!(taken, ListenError::Wire { source: WireError::InUse(_), .. }), "{taken}");
+    for bad in ["udp:", "udp:7", "udp:host", "udp:host:seven"] {
+        let error = caller.connect(bad).unwrap_err();
+        assert!(matches!(error, ConnectError::Wire { source: WireError::Address(_), .. }), "{error}");
+    }
+}
+
+#[test]
+fn limits_are_refusals_with_the_descriptor() {
+    let wire = WireConfig { message_bytes_max: 10_000, ..WireConfig::default() };
+    let mut pair = Pair::new(&wire);
+    let long = Message::new(1).payload(pair.memory.slice(0..10_001).unwrap());
+    let refused = pair.here.post_send(long).unwrap_err();
+    assert_eq!(refused.reason, PostError::TooLong { bytes: 10_001, limit: 10_000 });
+    let refused = pair.here.post_send(Message::new(1).control(&[0; 129])).unwrap_err();
+    assert_eq!(refused.reason, PostError::ControlTooLong { bytes: 129 });
+    for number in 0..1024 {
+        pair.here.send_bytes(number, b"x").unwrap();
+    }
+    assert_eq!(pair.here.send_bytes(0, b"x"), Err(PostError::NoRoom { bytes: 1 }));
+    assert_eq!(pair.here.post_send(Message::new(0)).unwrap_err().reason, PostError::QueueFull { limit: 1024 });
+    let granted = pair.here.grant(&pair.memory).unwrap_err();
+    assert_eq!(granted, highwire::GrantError::OtherHost);
+}
+
+#[test]
+fn loss_reordering_and_corruption_are_made_good() {
+    let bad =
+        Impairments { loss: 0.05, reordering: 0.05, duplication: 0.02, corruption: 0.01, ..Impairments::default() };
+    for driver in [Driver::Thread, Driver::Caller] {
+        let wire = WireConfig { keys: sealed(), driver, impairments: Some((bad.clone(), 5)), ..WireConfig::default() };
+        let mut pair = Pair::new(&wire);
+        for number in 0..20 {
+            let place = pair.memory.slice(number << 18..(number << 18) + 200_000).unwrap();
+            pair.there.post_recv(Receive::new(number as u64).into(place)).unwrap();
+            pair.here.send_bytes(number as u64, &content(number as u64, 200_000)).unwrap();
+        }
+        let (_, received) = pair.complete(20, 20);
+        for (number, done) in received.into_iter().enumerate() {
+            assert!(done.into_buffer().unwrap()[..] == content(number as u64, 200_000)[..]);
+        }
+    }
+}

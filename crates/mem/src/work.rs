@@ -1,0 +1,374 @@
+//! Work that a VI hands to an adapter, and what comes back when it is done.
+//!
+//! VIs and adapters know each other by this alone. A [`Line`] is one VI's end of the way to another
+//! host: descriptors go in by value with their buffers, and each comes out again, done or failed.
+//!
+//! ```text
+//!  vi ── post ──▶ posted ── take_posted ──▶ adapter ──▶ network
+//!  vi ◀── take ── done ◀──── complete ───── adapter ◀── network
+//!     ◀─────────── notice ────────────────
+//! ```
+//!
+//! The locks are held for a push or a pop. The way through the kernel that follows costs a hundred
+//! times as much.
+
+use crate::{Buffer, Frozen, SharedBuffer};
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// A piece of an outgoing payload.
+#[derive(Debug)]
+pub enum Segment {
+    /// Registered memory, ours until the completion.
+    Buffer(Buffer),
+    /// Registered memory that several messages may carry.
+    Shared(SharedBuffer),
+    /// A range of a region that never changes.
+    Frozen(Frozen, Range<usize>),
+}
+
+impl Segment {
+    /// Its bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Segment::Buffer(buffer) => buffer,
+            Segment::Shared(buffer) => buffer,
+            Segment::Frozen(region, range) => &region[range.clone()],
+        }
+    }
+}
+
+/// A payload on its way, or the place for one.
+#[derive(Debug, Default)]
+pub enum Parcel {
+    /// None; a place for nothing.
+    #[default]
+    Empty,
+    /// One buffer.
+    Buffer(Buffer),
+    /// Several pieces; a place has buffers only.
+    Segments(Box<[Segment]>),
+    /// Memory of the adapter's own: bytes that were copied in, or a place that takes what it needs.
+    Bytes(Vec<u8>),
+}
+
+/// What a VI wants done.
+#[derive(Debug)]
+pub enum Work {
+    /// Send a message.
+    Send(Dispatch),
+    /// Fill this with the next message.
+    Receive(Place),
+    /// Fill this with the message that comes under a payload token.
+    Expect(u64, Place),
+}
+
+/// A message to be sent.
+#[derive(Debug)]
+pub struct Dispatch {
+    /// The descriptor's token.
+    pub token: u64,
+    /// Bytes beside the payload.
+    pub control: Vec<u8>,
+    /// Immediate data.
+    pub immediate: u32,
+    /// Where the receiver is to put it, if not in its next receive.
+    pub payload_token: Option<u64>,
+    /// The payload.
+    pub parcel: Parcel,
+}
+
+/// A place for a message.
+#[derive(Debug)]
+pub struct Place {
+    /// The descriptor's token.
+    pub token: u64,
+    /// Where the payload goes.
+    pub parcel: Parcel,
+}
+
+/// Which of a VI's two queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Messages that were sent.
+    Sent,
+    /// Messages that came.
+    Received,
+}
+
+/// A piece of work that is done, or has failed.
+#[derive(Debug)]
+pub struct Done {
+    /// The descriptor's token.
+    pub token: u64,
+    /// Whether it was.
+    pub status: Result<(), Fault>,
+    /// Bytes of payload.
+    pub length: usize,
+    /// Immediate data received.
+    pub immediate: u32,
+    /// Control bytes received.
+    pub control: Vec<u8>,
+    /// The payload token that a message came under.
+    pub payload_token: Option<u64>,
+    /// The payload, or its place.
+    pub parcel: Parcel,
+}
+
+/// Why work, or a whole line, failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// This side closed it.
+    Closed,
+    /// The peer closed it.
+    PeerClosed,
+    /// The peer closed it with messages outstanding.
+    PeerAborted,
+    /// Nothing was heard of the peer for so long.
+    Silence(Duration),
+    /// The keys of the session are used up.
+    KeysUsedUp,
+    /// The message does not fit its place, and was dropped.
+    TooLong {
+        /// Bytes of the message.
+        message: u64,
+        /// Bytes of the place.
+        place: u64,
+    },
+}
+
+/// One VI's end of the way to another host.
+pub struct Line {
+    posted: Mutex<VecDeque<Work>>,
+    sent: Queue,
+    received: Queue,
+    ended: OnceLock<Fault>,
+    terms: OnceLock<Terms>,
+    notice: Box<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    done: Mutex<VecDeque<Done>>,
+    some: AtomicBool,
+}
+
+/// What holds for a line once it is connected.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Where the peer is.
+    pub peer: SocketAddr,
+    /// The longest message.
+    pub message_bytes_max: u64,
+    /// Who carries it.
+    pub carrier: Arc<dyn Carrier>,
+}
+
+impl Line {
+    /// A line that calls `notice` whenever something is done.
+    pub fn new(notice: impl Fn() + Send + Sync + 'static) -> Line {
+        Line {
+            posted: Mutex::default(),
+            sent: Queue::default(),
+            received: Queue::default(),
+            ended: OnceLock::new(),
+            terms: OnceLock::new(),
+            notice: Box::new(notice),
+        }
+    }
+
+    // ── For the VI ───────────────────────────────────────────────────────────────────────────────
+
+    /// Hands work in, in order; the carrier has to be told.
+    pub fn post(&self, work: Work) {
+        lock(&self.posted).push_back(work);
+    }
+
+    /// Takes the next thing that is done.
+    #[inline]
+    pub fn take(&self, side: Side) -> Option<Done> {
+        let queue = self.queue(side);
+        if !queue.some.load(Ordering::SeqCst) {
+            return None;
+        }
+        let mut done = lock(&queue.done);
+        let next = done.pop_front();
+        queue.some.store(!done.is_empty(), Ordering::SeqCst);
+        next
+    }
+
+    /// True if something is done.
+    #[inline]
+    pub fn has_done(&self, side: Side) -> bool {
+        self.queue(side).some.load(Ordering::SeqCst)
+    }
+
+    /// How many things are done and not taken.
+    pub fn done_count(&self, side: Side) -> usize {
+        lock(&self.queue(side).done).len()
+    }
+
+    /// Why it is over, if it is. Everything that was posted has come back then.
+    pub fn ended(&self) -> Option<Fault> {
+        self.ended.get().copied()
+    }
+
+    /// What holds for it, once it is connected.
+    pub fn terms(&self) -> Option<&Terms> {
+        self.terms.get()
+    }
+
+    // ── For the adapter ──────────────────────────────────────────────────────────────────────────
+
+    /// It is connected.
+    pub fn connected(&self, terms: Terms) {
+        let _ = self.terms.set(terms);
+    }
+
+    /// Takes all work that was handed in.
+    pub fn take_posted(&self, into: &mut VecDeque<Work>) {
+        into.append(&mut lock(&self.posted));
+    }
+
+    /// Something is done; [`Line::tell`] makes it known.
+    pub fn complete(&self, side: Side, done: Done) {
+        let queue = self.queue(side);
+        lock(&queue.done).push_back(done);
+        queue.some.store(true, Ordering::SeqCst);
+    }
+
+    /// It is over, and everything has come back.
+    pub fn end(&self, fault: Fault) {
+        let _ = self.ended.set(fault);
+    }
+
+    /// Wakes whoever waits for what is done.
+    pub fn tell(&self) {
+        (self.notice)();
+    }
+
+    fn queue(&self, side: Side) -> &Queue {
+        match side {
+            Side::Sent => &self.sent,
+            Side::Received => &self.received,
+        }
+    }
+}
+
+impl Debug for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Line").field("ended", &self.ended).field("terms", &self.terms).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who carries a line's work to the network and back.
+pub trait Carrier: Debug + Send + Sync {
+    /// Work was handed in.
+    fn stir(&self);
+
+    /// Somebody looks for completions. Where the application's own thread does the carrying, now is
+    /// the time.
+    fn attend(&self);
+
+    /// The same for all lines that one look serves.
+    fn number(&self) -> u64;
+
+    /// Somebody who attended goes to sleep (`true`), or is awake again: others must carry meanwhile.
+    fn hand_over(&self, asleep: bool);
+
+    /// Sleeps for the caller until the network has something or `timeout` is over, unless `look` finds
+    /// something after everything is prepared. False if that is not for this caller to do.
+    fn rest(&self, timeout: Duration, look: &mut dyn FnMut() -> bool) -> bool;
+
+    /// Takes an expected place back: nothing lands in it afterwards.
+    fn revoke(&self, payload_token: u64) -> Option<Place>;
+
+    /// The VI is gone, with work outstanding or without.
+    fn close(&self, aborted: bool);
+}
+
+/// The way to other hosts: what an adapter offers to VIs.
+pub trait Wire: Debug + Send + Sync {
+    /// Connects a line to whoever listens at `host:port`. `reliable` says how this side's messages go.
+    fn connect(&self, to: &str, line: &Arc<Line>, reliable: bool, timeout: Duration) -> Result<(), WireError>;
+
+    /// Listens at `host:port`.
+    fn listen(&self, at: &str) -> Result<Box<dyn WireListener>, WireError>;
+}
+
+/// Where lines of others come in.
+pub trait WireListener: Debug + Send + Sync {
+    /// Where it listens, with the port that was chosen.
+    fn address(&self) -> SocketAddr;
+
+    /// Connects a line to the next who calls; false if nobody did in time.
+    fn accept(&self, line: &Arc<Line>, reliable: bool, timeout: Duration) -> Result<bool, WireError>;
+
+    /// Readable when somebody calls.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
+/// Why there is no line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Not an address of a host.
+    #[error("{0:?} is not the address of a host; write HOST:PORT, with brackets around an IPv6 address")]
+    Address(String),
+    /// The name is not known.
+    #[error("the host {host:?} is not found: {reason}")]
+    Name {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        reason: String,
+    },
+    /// The address is taken.
+    #[error("{0} is in use: another process listens there; stop it or take another port")]
+    InUse(SocketAddr),
+    /// Beyond loopback a key is needed.
+    #[error(
+        "{0} is beyond this host, and there is no key: make one (highwire key new FILE) and give it to both sides (--key FILE), or say --insecure"
+    )]
+    NoKey(SocketAddr),
+    /// The socket could not be had.
+    #[error("{0}")]
+    Socket(String),
+    /// Nobody answered.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// There is somebody, who does not accept.
+    #[error("{to} is there, but has not accepted within {after:?}")]
+    NotAccepted {
+        /// Who.
+        to: SocketAddr,
+        /// The time given.
+        after: Duration,
+    },
+    /// The other side said no.
+    #[error("{to} refused: {reason}")]
+    Refused {
+        /// Who.
+        to: SocketAddr,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The session ended before the line was there.
+    #[error("the session with {to} is over: {reason}")]
+    Over {
+        /// Who.
+        to: SocketAddr,
+        /// Why.
+        reason: String,
+    },
+}

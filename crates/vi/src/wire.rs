@@ -1,0 +1,519 @@
+//! The path to other hosts: work goes to an adapter and comes back, by a [`Line`].
+
+use crate::bells::QueueShared;
+use crate::config::{Reliability, ViOptions};
+use crate::descriptor::{
+    Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Receive, Target,
+};
+use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
+use crate::halves::{RecvStats, SendStats};
+use crate::member::Member;
+use crate::nic::NicInner;
+use crate::spin::SpinRules;
+use crate::vi::ViId;
+use highwire_mem::work::{Carrier, Dispatch, Done, Fault, Line, Parcel, Place, Segment, Side, Terms, Work};
+use highwire_mem::{CONTROL_BYTES_MAX, Process, Tag, deadline};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::time::{Duration, Instant};
+
+/// What is known of a VI before it is connected.
+pub(crate) struct Calling {
+    id: ViId,
+    queue: Arc<QueueShared>,
+    pub line: Arc<Line>,
+}
+
+impl Calling {
+    pub(crate) fn new(nic: &NicInner, options: &ViOptions<'_>) -> Calling {
+        let queue = options.queue.map_or_else(|| nic.queue.clone(), |queue| queue.shared());
+        let id = ViId::next();
+        let bell = queue.clone();
+        Calling { id, queue, line: Arc::new(Line::new(move || bell.ring_locally(id))) }
+    }
+
+    /// The two halves of a VI whose line is connected.
+    pub(crate) fn connected(
+        self,
+        nic: &Arc<NicInner>,
+        options: &ViOptions<'_>,
+    ) -> Option<(WireSender, WireReceiver, Arc<WireMember>)> {
+        let Calling { id, queue, line } = self;
+        let terms = line.terms()?.clone();
+        let member = Arc::new(WireMember {
+            id,
+            process: nic.process,
+            queue: queue.clone(),
+            terms,
+            line,
+            outstanding: AtomicUsize::new(0),
+            active: AtomicBool::new(false),
+            ended: AtomicU32::new(0),
+            halves: AtomicU32::new(2),
+        });
+        queue.join(Member::Wire(member.clone()));
+        let tag = options.tag.unwrap_or(Tag(0));
+        let tx = WireSender {
+            member: member.clone(),
+            nic: nic.clone(),
+            tag,
+            message_bytes_max: nic.config.message_bytes_max.min(member.terms.message_bytes_max),
+            copied: 0,
+            ended: None,
+            stats: SendStats::default(),
+        };
+        let rx = WireReceiver {
+            member: member.clone(),
+            nic: nic.clone(),
+            tag,
+            posted: 0,
+            expected: HashSet::new(),
+            ended: None,
+            stats: RecvStats::default(),
+        };
+        Some((tx, rx, member))
+    }
+}
+
+/// How this side's messages go.
+pub(crate) fn is_reliable(options: &ViOptions<'_>) -> bool {
+    options.reliability != Reliability::Unreliable
+}
+
+/// What the halves of a VI and its completion queue share.
+#[derive(Debug)]
+pub(crate) struct WireMember {
+    pub id: ViId,
+    pub process: Process,
+    pub queue: Arc<QueueShared>,
+    pub terms: Terms,
+    pub line: Arc<Line>,
+    /// Messages posted whose completion was not taken.
+    outstanding: AtomicUsize,
+    pub active: AtomicBool,
+    /// Halves that have noticed the end, and halves that exist.
+    ended: AtomicU32,
+    halves: AtomicU32,
+}
+
+impl WireMember {
+    pub(crate) fn carrier(&self) -> &Arc<dyn Carrier> {
+        &self.terms.carrier
+    }
+
+    pub(crate) fn ready(&self) -> bool {
+        self.line.has_done(Side::Sent) || self.line.has_done(Side::Received) || self.end_unnoticed()
+    }
+
+    fn end_unnoticed(&self) -> bool {
+        self.line.ended().is_some() && self.ended.load(SeqCst) < self.halves.load(SeqCst)
+    }
+
+    /// Why the connection is over, if it is.
+    pub(crate) fn end(&self) -> Option<Failure> {
+        self.line.ended().map(failure)
+    }
+
+    pub(crate) fn wait_for<T>(
+        &self,
+        spin: &SpinRules,
+        timeout: Duration,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Result<T, WaitError> {
+        if !self.process.is_this() {
+            return Err(WaitError::ForkedChild);
+        }
+        let deadline = deadline(timeout);
+        loop {
+            if let Some(found) = spin.spin(deadline, |_| false, &mut look) {
+                return Ok(found);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return look().ok_or(WaitError::TimedOut(timeout));
+            }
+            let mut found = None;
+            let mut look_once = || {
+                found = look();
+                found.is_some()
+            };
+            if !self.carrier().rest(left, &mut look_once) {
+                let announce = |asleep| self.carrier().hand_over(asleep);
+                found = self.queue.sleep(&[], Some(left), announce, &mut look).ok();
+            }
+            if let Some(found) = found.or_else(&mut look) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// A half is gone; with the last one the connection ends.
+    fn half_dropped(&self) {
+        if !self.process.is_this() || self.halves.fetch_sub(1, SeqCst) > 1 {
+            return;
+        }
+        self.queue.part(self.id);
+        let aborted = self.outstanding.load(SeqCst) > self.line.done_count(Side::Sent);
+        self.carrier().close(aborted);
+    }
+}
+
+/// The sending half.
+#[derive(Debug)]
+pub(crate) struct WireSender {
+    member: Arc<WireMember>,
+    nic: Arc<NicInner>,
+    tag: Tag,
+    message_bytes_max: u64,
+    /// Bytes of copies that are on their way.
+    copied: usize,
+    ended: Option<Failure>,
+    stats: SendStats,
+}
+
+impl WireSender {
+    pub(crate) fn member(&self) -> &Arc<WireMember> {
+        &self.member
+    }
+
+    pub(crate) fn stats(&self) -> SendStats {
+        self.stats
+    }
+
+    pub(crate) fn ended(&self) -> Option<Failure> {
+        self.ended
+    }
+
+    fn check(&mut self, bytes: u64) -> Result<(), PostError> {
+        if !self.member.process.is_this() {
+            return Err(PostError::ForkedChild);
+        }
+        if let Some(failure) = self.member.end() {
+            return Err(PostError::NotConnected(failure));
+        }
+        let limit = self.nic.config.descriptors_max;
+        if self.member.outstanding.load(SeqCst) >= limit {
+            return Err(PostError::QueueFull { limit });
+        }
+        if bytes > self.message_bytes_max {
+            return Err(PostError::TooLong { bytes, limit: self.message_bytes_max });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn post_send(&mut self, message: Message) -> Result<(), Refused<Message>> {
+        let total = message.payload.total();
+        let checked = self.check(total).and_then(|()| {
+            message.payload.check_tags(self.tag)?;
+            message.payload.check_segments()?;
+            match message.control_given {
+                bytes if bytes > CONTROL_BYTES_MAX => Err(PostError::ControlTooLong { bytes }),
+                _ => Ok(()),
+            }
+        });
+        if let Err(reason) = checked {
+            return Err(Refused { reason, descriptor: message });
+        }
+        let Message { token, control, immediate, payload, .. } = message;
+        let payload_token = control.token().map(|token| token.0);
+        let parcel = match payload {
+            Payload::None | Payload::InPlace(_) => Parcel::Empty,
+            Payload::Buffer(buffer) => Parcel::Buffer(buffer),
+            Payload::Segments(segments) => Parcel::Segments(segments),
+        };
+        self.post(Dispatch { token, control: control.to_vec(), immediate, payload_token, parcel }, total);
+        Ok(())
+    }
+
+    pub(crate) fn send_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
+        let limit = self.nic.config.payload_bytes_max;
+        if bytes.len() > limit {
+            return Err(PostError::TooLong { bytes: bytes.len() as u64, limit: limit as u64 });
+        }
+        let no_room = PostError::NoRoom { bytes: bytes.len() };
+        self.check(bytes.len() as u64).map_err(|error| match error {
+            PostError::QueueFull { .. } => no_room.clone(),
+            error => error,
+        })?;
+        if self.copied + bytes.len() > limit {
+            return Err(no_room);
+        }
+        self.copied += bytes.len();
+        let parcel = if bytes.is_empty() { Parcel::Empty } else { Parcel::Bytes(bytes.to_vec()) };
+        let dispatch = Dispatch { token, control: Vec::new(), immediate: 0, payload_token: None, parcel };
+        self.post(dispatch, bytes.len() as u64);
+        Ok(())
+    }
+
+    fn post(&mut self, dispatch: Dispatch, bytes: u64) {
+        self.stats.messages += 1;
+        self.stats.bytes += bytes;
+        self.member.outstanding.fetch_add(1, SeqCst);
+        self.member.line.post(Work::Send(dispatch));
+        self.member.carrier().stir();
+    }
+
+    pub(crate) fn rdma_write(&mut self, write: RdmaWrite) -> Result<(), Refused<RdmaWrite>> {
+        Err(Refused { reason: PostError::OtherHost, descriptor: write })
+    }
+
+    pub(crate) fn rdma_read(&mut self, read: RdmaRead) -> Result<(), Refused<RdmaRead>> {
+        Err(Refused { reason: PostError::OtherHost, descriptor: read })
+    }
+
+    pub(crate) fn grant(&self) -> GrantError {
+        self.member.end().map_or(GrantError::OtherHost, GrantError::NotConnected)
+    }
+
+    pub(crate) fn poll(&mut self) -> Option<Completion> {
+        if !self.member.process.is_this() {
+            return None;
+        }
+        if !self.member.line.has_done(Side::Sent) {
+            self.member.carrier().attend();
+        }
+        self.take()
+    }
+
+    /// What is done, without looking at the network.
+    pub(crate) fn take(&mut self) -> Option<Completion> {
+        let Some(done) = self.member.line.take(Side::Sent) else {
+            self.notice_end();
+            return None;
+        };
+        self.member.outstanding.fetch_sub(1, SeqCst);
+        let payload = match done.parcel {
+            Parcel::Empty => Payload::None,
+            Parcel::Buffer(buffer) => Payload::Buffer(buffer),
+            Parcel::Segments(segments) => Payload::Segments(segments),
+            Parcel::Bytes(bytes) => {
+                self.copied -= bytes.len();
+                Payload::None
+            }
+        };
+        Some(Completion {
+            token: done.token,
+            operation: Operation::Send,
+            status: done.status.map_err(failure),
+            length: done.length,
+            immediate: 0,
+            control: Control::EMPTY,
+            payload,
+        })
+    }
+
+    fn notice_end(&mut self) {
+        // The end is told when everything is back: what was completed before it is still to be taken.
+        if self.ended.is_none()
+            && let Some(failure) = self.member.end()
+            && !self.member.line.has_done(Side::Sent)
+        {
+            self.ended = Some(failure);
+            self.member.ended.fetch_add(1, SeqCst);
+        }
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
+        let (member, nic) = (self.member.clone(), self.nic.clone());
+        member.wait_for(&nic.spin, timeout, || {
+            let polled = self.poll().map(Ok);
+            polled.or_else(|| self.ended.map(|failure| Err(WaitError::NotConnected(failure))))
+        })?
+    }
+
+    pub(crate) fn flush(&mut self, timeout: Duration) -> Result<(), WaitError> {
+        let (member, nic) = (self.member.clone(), self.nic.clone());
+        member.wait_for(&nic.spin, timeout, || {
+            if member.outstanding.load(SeqCst) <= member.line.done_count(Side::Sent) {
+                return Some(Ok(()));
+            }
+            if let Some(failure) = member.end() {
+                return Some(Err(WaitError::NotConnected(failure)));
+            }
+            member.carrier().attend();
+            None
+        })?
+    }
+}
+
+impl Drop for WireSender {
+    fn drop(&mut self) {
+        self.member.half_dropped();
+    }
+}
+
+/// The receiving half.
+#[derive(Debug)]
+pub(crate) struct WireReceiver {
+    member: Arc<WireMember>,
+    nic: Arc<NicInner>,
+    tag: Tag,
+    /// Receives that did not come back, the expected ones too.
+    posted: usize,
+    expected: HashSet<u64>,
+    ended: Option<Failure>,
+    stats: RecvStats,
+}
+
+impl WireReceiver {
+    pub(crate) fn member(&self) -> &Arc<WireMember> {
+        &self.member
+    }
+
+    pub(crate) fn stats(&self) -> RecvStats {
+        self.stats
+    }
+
+    pub(crate) fn ended(&self) -> Option<Failure> {
+        self.ended
+    }
+
+    fn check(&self, receive: &Receive) -> Result<(), PostError> {
+        if !self.member.process.is_this() {
+            return Err(PostError::ForkedChild);
+        }
+        if let Some(failure) = self.member.end() {
+            return Err(PostError::NotConnected(failure));
+        }
+        let limit = self.nic.config.descriptors_max;
+        if self.posted >= limit {
+            return Err(PostError::QueueFull { limit });
+        }
+        receive.check(self.tag)
+    }
+
+    pub(crate) fn post_recv(&mut self, receive: Receive) -> Result<(), Refused<Receive>> {
+        if let Err(reason) = self.check(&receive) {
+            return Err(Refused { reason, descriptor: receive });
+        }
+        self.post(Work::Receive(place(receive)));
+        Ok(())
+    }
+
+    pub(crate) fn expect(&mut self, token: PayloadToken, receive: Receive) -> Result<(), Refused<Receive>> {
+        let checked = self.check(&receive).and_then(|()| match self.expected.contains(&token.0) {
+            true => Err(PostError::TokenInUse(token.0)),
+            false => Ok(()),
+        });
+        if let Err(reason) = checked {
+            return Err(Refused { reason, descriptor: receive });
+        }
+        self.expected.insert(token.0);
+        self.post(Work::Expect(token.0, place(receive)));
+        Ok(())
+    }
+
+    fn post(&mut self, work: Work) {
+        self.posted += 1;
+        self.member.line.post(work);
+        self.member.carrier().stir();
+    }
+
+    pub(crate) fn revoke(&mut self, token: PayloadToken) -> Option<Receive> {
+        if !self.member.process.is_this() || !self.expected.contains(&token.0) {
+            return None;
+        }
+        let Place { token: mark, parcel } = self.member.carrier().revoke(token.0)?;
+        self.expected.remove(&token.0);
+        self.posted -= 1;
+        let target = match parcel {
+            Parcel::Empty => Target::Nowhere,
+            Parcel::Buffer(buffer) => Target::Buffer(buffer),
+            Parcel::Segments(segments) => {
+                let buffers = segments.into_vec().into_iter().filter_map(|segment| match segment {
+                    Segment::Buffer(buffer) => Some(buffer),
+                    Segment::Shared(_) | Segment::Frozen(..) => None,
+                });
+                Target::Scatter(buffers.collect())
+            }
+            Parcel::Bytes(_) => Target::InPlace,
+        };
+        Some(Receive { token: mark, target })
+    }
+
+    pub(crate) fn poll(&mut self) -> Option<Completion> {
+        if !self.member.process.is_this() {
+            return None;
+        }
+        if !self.member.line.has_done(Side::Received) {
+            self.member.carrier().attend();
+        }
+        self.take()
+    }
+
+    /// What is done, without looking at the network.
+    pub(crate) fn take(&mut self) -> Option<Completion> {
+        let Some(done) = self.member.line.take(Side::Received) else {
+            self.notice_end();
+            return None;
+        };
+        self.posted -= 1;
+        let Done { token, status, length, immediate, control, payload_token, parcel } = done;
+        if let Some(token) = payload_token {
+            self.expected.remove(&token);
+        }
+        if status.is_ok() {
+            self.stats.messages += 1;
+            self.stats.bytes += length as u64;
+        }
+        let payload = match parcel {
+            Parcel::Empty => Payload::None,
+            Parcel::Buffer(buffer) => Payload::Buffer(buffer),
+            Parcel::Segments(segments) => Payload::Segments(segments),
+            Parcel::Bytes(bytes) if status.is_ok() => Payload::InPlace(InPlace::copied(bytes)),
+            Parcel::Bytes(_) => Payload::None,
+        };
+        let mut control = Control::new(&control).unwrap_or_default();
+        control.set_token(payload_token.map(PayloadToken));
+        let status = status.map_err(failure);
+        Some(Completion { token, operation: Operation::Receive, status, length, immediate, control, payload })
+    }
+
+    fn notice_end(&mut self) {
+        if self.ended.is_none()
+            && let Some(failure) = self.member.end()
+            && !self.member.line.has_done(Side::Received)
+        {
+            self.ended = Some(failure);
+            self.member.ended.fetch_add(1, SeqCst);
+        }
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
+        let (member, nic) = (self.member.clone(), self.nic.clone());
+        member.wait_for(&nic.spin, timeout, || {
+            let polled = self.poll().map(Ok);
+            polled.or_else(|| self.ended.map(|failure| Err(WaitError::NotConnected(failure))))
+        })?
+    }
+}
+
+impl Drop for WireReceiver {
+    fn drop(&mut self) {
+        self.member.half_dropped();
+    }
+}
+
+fn place(receive: Receive) -> Place {
+    let Receive { token, target } = receive;
+    let parcel = match target {
+        Target::Nowhere => Parcel::Empty,
+        Target::Buffer(buffer) => Parcel::Buffer(buffer),
+        Target::Scatter(buffers) => Parcel::Segments(buffers.into_iter().map(Segment::Buffer).collect()),
+        Target::InPlace => Parcel::Bytes(Vec::new()),
+    };
+    Place { token, parcel }
+}
+
+fn failure(fault: Fault) -> Failure {
+    match fault {
+        Fault::Closed => Failure::Closed,
+        Fault::PeerClosed => Failure::PeerClosed,
+        Fault::PeerAborted => Failure::PeerAborted,
+        Fault::Silence(after) => Failure::PeerSilent(after),
+        Fault::KeysUsedUp => Failure::KeysUsedUp,
+        Fault::TooLong { message, place } => Failure::TooLong { message, buffer: place },
+    }
+}
