@@ -12,7 +12,7 @@
 
 use crate::switchboard::{Key, Standing, Switchboard};
 use highwire_mem::work::{Carrier, Line, Place, Terms, WireError};
-use highwire_proto::{ConnectError, Fingerprint};
+use highwire_proto::{ConnectError, Fingerprint, Keys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::Timespec;
 use std::io;
@@ -40,7 +40,7 @@ pub(crate) struct Port {
     local: SocketAddr,
     driver: Driver,
     start: Instant,
-    fingerprint: Option<Fingerprint>,
+    fingerprint: Mutex<Option<Fingerprint>>,
     board: Mutex<Switchboard>,
     /// Those who connect or accept wait for it.
     changed: Condvar,
@@ -92,7 +92,7 @@ impl Port {
             local,
             driver,
             start: Instant::now(),
-            fingerprint,
+            fingerprint: Mutex::new(fingerprint),
             board: Mutex::new(board),
             changed: Condvar::new(),
             pending: Mutex::default(),
@@ -119,6 +119,13 @@ impl Port {
     /// Where it is bound.
     pub(crate) fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    /// Changes the keys for new sessions.
+    pub(crate) fn set_keys(&self, keys: Keys) {
+        let fingerprint = keys.newest().map(|key| key.fingerprint());
+        *self.fingerprint.lock().unwrap_or_else(PoisonError::into_inner) = fingerprint;
+        self.board().engine().endpoint().set_keys(keys);
     }
 
     /// Readable while somebody waits to be accepted.
@@ -158,7 +165,7 @@ impl Port {
         match answered {
             Some(answer) => result = answer,
             None if !self.board().is_established(key) => {
-                let fingerprint = self.fingerprint;
+                let fingerprint = *self.fingerprint.lock().unwrap_or_else(PoisonError::into_inner);
                 let error = ConnectError::NoAnswer { to, after: timeout, fingerprint };
                 result = Err(WireError::NoAnswer(error.to_string()));
             }

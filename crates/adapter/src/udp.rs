@@ -11,7 +11,7 @@ use highwire_proto::{Endpoint, EndpointConfig, Keys, SessionConfig};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// How a program reaches other hosts. The default has no key, and stays on this host.
@@ -60,19 +60,34 @@ impl Default for WireConfig {
 pub struct UdpWire {
     process: Process,
     config: WireConfig,
+    keys: Mutex<Keys>,
     /// The ports that connect, one for each family of addresses.
     connecting: Mutex<[Option<Arc<Port>>; 2]>,
+    /// Those that listen, some of which may be gone.
+    listening: Mutex<Vec<Weak<Port>>>,
 }
 
 impl UdpWire {
     /// A way with this configuration.
     pub fn new(config: WireConfig) -> UdpWire {
-        UdpWire { process: Process::current(), config, connecting: Mutex::default() }
+        let keys = Mutex::new(config.keys.clone());
+        UdpWire { process: Process::current(), config, keys, connecting: Mutex::default(), listening: Mutex::default() }
+    }
+
+    /// Changes the keys while connections go on. New sessions use the newest, and others may use either: so
+    /// a cluster changes its key by giving every node both, and then taking the older one away.
+    pub fn set_keys(&self, keys: Keys) {
+        *lock(&self.keys) = keys.clone();
+        let connecting = lock(&self.connecting).iter().flatten().cloned().collect::<Vec<_>>();
+        let listening = lock(&self.listening).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        for port in connecting.iter().chain(&listening) {
+            port.set_keys(keys.clone());
+        }
     }
 
     /// [`WireError::NoKey`] where nobody but this host may be reached.
     fn check_key(&self, address: SocketAddr) -> Result<(), WireError> {
-        let allowed = self.config.insecure || !self.config.keys.is_insecure() || address.ip().is_loopback();
+        let allowed = self.config.insecure || !lock(&self.keys).is_insecure() || address.ip().is_loopback();
         if allowed { Ok(()) } else { Err(WireError::NoKey(address)) }
     }
 
@@ -99,16 +114,16 @@ impl UdpWire {
         let sessions_max = self.config.sessions_max;
         let endpoint = EndpointConfig { session, listening, sessions_max, ..EndpointConfig::default() };
         let mut entropy = SystemEntropy;
-        let engine =
-            Engine::new(link, Endpoint::new(self.config.keys.clone(), endpoint, &mut entropy), Box::new(entropy));
+        let keys = lock(&self.keys).clone();
+        let fingerprint = keys.newest().map(|key| key.fingerprint());
+        let engine = Engine::new(link, Endpoint::new(keys, endpoint, &mut entropy), Box::new(entropy));
         let board = Switchboard::new(engine, listening, self.config.message_bytes_max as usize);
-        let fingerprint = self.config.keys.newest().map(|key| key.fingerprint());
         Port::start(board, self.config.driver, fingerprint).map_err(|error| WireError::Socket(error.to_string()))
     }
 
     /// The port that connects to addresses like this one.
     fn connecting(&self, to: SocketAddr) -> Result<Arc<Port>, WireError> {
-        let mut ports = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = lock(&self.connecting);
         let port = &mut ports[usize::from(to.is_ipv6())];
         if let Some(port) = port {
             return Ok(port.clone());
@@ -141,7 +156,11 @@ impl Wire for UdpWire {
     fn listen(&self, at: &str) -> Result<Box<dyn WireListener>, WireError> {
         let address = *resolve(at)?.first().ok_or_else(|| WireError::Address(at.to_owned()))?;
         self.check_key(address)?;
-        Ok(Box::new(UdpListener { process: self.process, port: self.open(address, true)? }))
+        let port = self.open(address, true)?;
+        let mut listening = lock(&self.listening);
+        listening.retain(|port| port.strong_count() > 0);
+        listening.push(Arc::downgrade(&port));
+        Ok(Box::new(UdpListener { process: self.process, port }))
     }
 }
 
@@ -151,7 +170,7 @@ impl Drop for UdpWire {
             // The ports are the parent's, and who knows who held their locks when the child was made.
             return;
         }
-        let mut ports = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = lock(&self.connecting);
         ports.iter_mut().filter_map(Option::take).for_each(|port| port.let_go());
     }
 }
@@ -182,6 +201,10 @@ impl Drop for UdpListener {
             self.port.stop_listening();
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The addresses of `host:port`, at least one.

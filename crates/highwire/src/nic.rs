@@ -1,6 +1,7 @@
 //! An interface that reaches this host and others.
 
 use highwire_adapter::{UdpWire, WireConfig};
+use highwire_proto::Keys;
 use highwire_vi::{Config, NicError};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Nic {
     vi: highwire_vi::Nic,
+    wire: Arc<UdpWire>,
 }
 
 impl Nic {
@@ -48,7 +50,13 @@ impl Nic {
 
     /// Opens an interface that reaches other hosts as `wire` says.
     pub fn with_wire(config: Config, wire: WireConfig) -> Result<Nic, NicError> {
-        Ok(Nic { vi: highwire_vi::Nic::with_wire(config, Arc::new(UdpWire::new(wire)))? })
+        let wire = Arc::new(UdpWire::new(wire));
+        Ok(Nic { vi: highwire_vi::Nic::with_wire(config, wire.clone())?, wire })
+    }
+
+    /// Changes the keys while connections go on: see [`UdpWire::set_keys`].
+    pub fn set_keys(&self, keys: Keys) {
+        self.wire.set_keys(keys);
     }
 }
 

@@ -423,3 +423,32 @@ fn loss_reordering_and_corruption_are_made_good() {
         }
     }
 }
+
+#[test]
+fn the_key_is_changed_while_connections_go_on() {
+    let (old, new) = (|| ClusterKey::from_random([1; 32]), || ClusterKey::from_random([2; 32]));
+    let config = || Config { connect_timeout: Duration::from_secs(1), ..Config::default() };
+    let with = |keys| Nic::with_wire(config(), WireConfig { keys, ..WireConfig::default() }).unwrap();
+    let (server, early, late) = (with(Keys::new(old())), with(Keys::new(old())), with(Keys::new(new())));
+    let listener = server.listen("udp:127.0.0.1:0").unwrap();
+    let to = listener.address().to_owned();
+    let meet = |caller: &Nic| {
+        std::thread::scope(|scope| {
+            let here = scope.spawn(|| caller.connect(&to));
+            let there = listener.accept(Duration::from_secs(2));
+            here.join().unwrap().ok().zip(there.ok())
+        })
+    };
+    let (mut here, mut there) = meet(&early).expect("the old key");
+    assert!(meet(&late).is_none(), "the new key is not known yet");
+    server.set_keys(Keys::new(new()).with_older(old()));
+    meet(&late).expect("the new key");
+    server.set_keys(Keys::new(new()));
+    assert!(meet(&with(Keys::new(old()))).is_none(), "the old key is gone");
+    early.set_keys(Keys::new(new()));
+    // What is connected goes on all the while.
+    let memory = server.register(4096).unwrap();
+    there.post_recv(Receive::new(1).into(memory.slice(0..64).unwrap())).unwrap();
+    here.send_bytes(1, b"still here").unwrap();
+    assert_eq!(&there.wait(PATIENCE).unwrap().into_buffer().unwrap()[..10], b"still here");
+}
