@@ -118,7 +118,7 @@ pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 /// Bytes, or with a unit: `64`, `8K`, `1M`.
-fn parse_size(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
     let (digits, unit) = match text.strip_suffix(['K', 'k']) {
         Some(digits) => (digits, 1 << 10),
         None => text.strip_suffix(['M', 'm']).map_or((text, 1), |digits| (digits, 1 << 20)),

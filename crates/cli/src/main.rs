@@ -4,7 +4,9 @@
 mod bench;
 mod demo;
 mod key;
+mod ping;
 mod simulate;
+mod wire;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use highwire_bench::BenchError;
@@ -35,6 +37,14 @@ enum Command {
     /// `raw-ring`, the floor, taken round by round.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Answer every message with itself, for `highwire ping` on this host or another
+    ///
+    /// Beyond this host it listens only with --key, or with --insecure.
+    Echo(ping::EchoArgs),
+    /// Ask whether `highwire echo` answers somewhere, and how long a message takes there and back
+    ///
+    /// Ends with 1 and says why if nobody answers.
+    Ping(ping::PingArgs),
     /// Make the key that the nodes of a cluster know each other by
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -79,6 +89,8 @@ fn main() -> ExitCode {
     exit(match command {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(bench) => bench::run(bench),
+        Command::Echo(args) => ping::echo(&args),
+        Command::Ping(args) => ping::ping(&args),
         Command::Key(command) => key::run(command),
         Command::Simulate(args) => simulate::run(&args),
         Command::BenchPeer { parent } => {

@@ -4,6 +4,7 @@
 use assert_cmd::assert::{Assert, OutputAssertExt};
 use serde_json::Value;
 use std::fs::{DirBuilder, File, Permissions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -75,6 +76,66 @@ fn a_key_is_made_once_and_shown_by_its_fingerprint() {
     assert!(stderr(&again).contains("never overwritten"), "{}", stderr(&again));
     let missing = place.highwire(&["key", "show", "/nowhere/at/all"]).assert().code(1);
     assert!(stderr(&missing).contains("/nowhere/at/all"), "{}", stderr(&missing));
+}
+
+#[test]
+fn a_ping_is_answered_over_each_path_and_its_failures_say_what_to_do() {
+    let place = Place::new();
+    let file = |name: &str| {
+        let file = place.path().join(name).to_str().unwrap().to_owned();
+        place.highwire(&["key", "new", &file]).assert().code(0);
+        file
+    };
+    let (key, other) = (file("cluster.key"), file("other.key"));
+    for (address, with) in
+        [("udp:127.0.0.1:0", vec!["--key", key.as_str()]), ("udp:[::1]:0", vec![]), ("shm:echo", vec![])]
+    {
+        let echo = Echo::start(&place, address, &with);
+        let count = ["--count", "3", "--interval", "0", "--size", "100000"];
+        let told = stdout(&place.highwire(&["ping", &echo.address]).args(&with).args(count).assert().code(0));
+        assert!(told.contains("message 3,") && told.contains("3 sent and answered"), "{told}");
+        let json =
+            place.highwire(&["ping", &echo.address, "--json", "--count", "2", "--interval", "0"]).args(&with).output();
+        let report: Value = serde_json::from_slice(&json.unwrap().stdout).unwrap();
+        assert_eq!(report["round_trip_us"].as_array().map(Vec::len), Some(2), "{report}");
+        if address.starts_with("udp:127") {
+            let ping = ["ping", &echo.address, "--timeout", "0.5", "--key", &other];
+            let refused = place.highwire(&ping).assert().code(1);
+            for cause in ["nothing listens", "UDP is blocked", "keys differ"] {
+                assert_eq!(stderr(&refused).matches(cause).count(), 1, "{}", stderr(&refused));
+            }
+        }
+    }
+    let open = place.highwire(&["echo", "udp:0.0.0.0:0"]).assert().code(1);
+    assert!(stderr(&open).contains("--insecure") && stderr(&open).contains("highwire key new"), "{}", stderr(&open));
+    let insecure = Echo::start(&place, "udp:0.0.0.0:0", &["--insecure"]);
+    assert!(insecure.address.starts_with("udp:0.0.0.0:"));
+    let both = place.highwire(&["echo", "udp:0.0.0.0:0", "--insecure", "--key", &key]).assert().code(2);
+    assert!(stderr(&both).contains("cannot be used with"), "{}", stderr(&both));
+}
+
+/// A process that answers, ended with this value.
+struct Echo {
+    child: Child,
+    address: String,
+}
+
+impl Echo {
+    fn start(place: &Place, address: &str, with: &[&str]) -> Echo {
+        let mut command = place.highwire(&["echo", address]);
+        let mut child = command.args(with).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.split(' ').nth(2).unwrap_or_else(|| panic!("{line:?}")).to_owned();
+        Echo { child, address }
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 #[test]

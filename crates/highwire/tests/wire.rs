@@ -341,12 +341,12 @@ fn beyond_this_host_a_key_is_needed() {
     let plain = nic(&WireConfig::default());
     for address in ["udp:0.0.0.0:0", "udp:[::]:0"] {
         let refused = plain.listen(address).err();
-        assert!(matches!(&refused, Some(ListenError::Wire { source: WireError::NoKey(_), .. })), "{refused:?}");
+        assert!(matches!(&refused, Some(ListenError::Wire { reason: WireError::NoKey(_), .. })), "{refused:?}");
         let text = refused.unwrap().to_string();
         assert!(text.contains("highwire key new") && text.contains("--insecure"), "{text}");
     }
     let refused = plain.connect("udp:192.0.2.1:7").err();
-    assert!(matches!(&refused, Some(ConnectError::Wire { source: WireError::NoKey(_), .. })), "{refused:?}");
+    assert!(matches!(&refused, Some(ConnectError::Wire { reason: WireError::NoKey(_), .. })), "{refused:?}");
     assert!(plain.listen("udp:127.0.0.1:0").is_ok());
     let allowed = nic(&WireConfig { insecure: true, ..WireConfig::default() });
     assert!(allowed.listen("udp:0.0.0.0:0").is_ok());
@@ -371,7 +371,7 @@ fn nobody_there_another_key_and_nobody_accepting_are_told_apart() {
     }
     let deaf = nic(&wire).listen("udp:127.0.0.1:0").unwrap();
     let unaccepted = caller.connect(deaf.address()).unwrap_err();
-    assert!(matches!(&unaccepted, ConnectError::Wire { source: WireError::NotAccepted { .. }, .. }), "{unaccepted}");
+    assert!(matches!(&unaccepted, ConnectError::Wire { reason: WireError::NotAccepted { .. }, .. }), "{unaccepted}");
     // It has gone away by the time the other accepts.
     if let Ok(mut late) = deaf.accept(Duration::from_millis(200)) {
         assert!(matches!(
@@ -380,10 +380,10 @@ fn nobody_there_another_key_and_nobody_accepting_are_told_apart() {
         ));
     }
     let taken = nic(&wire).listen(deaf.address()).unwrap_err();
-    assert!(matches!(taken, ListenError::Wire { source: WireError::InUse(_), .. }), "{taken}");
+    assert!(matches!(taken, ListenError::Wire { reason: WireError::InUse(_), .. }), "{taken}");
     for bad in ["udp:", "udp:7", "udp:host", "udp:host:seven"] {
         let error = caller.connect(bad).unwrap_err();
-        assert!(matches!(error, ConnectError::Wire { source: WireError::Address(_), .. }), "{error}");
+        assert!(matches!(error, ConnectError::Wire { reason: WireError::Address(_), .. }), "{error}");
     }
 }
 

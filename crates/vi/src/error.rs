@@ -115,12 +115,12 @@ pub enum ListenError {
         source: io::Error,
     },
     /// There is no way to other hosts, or not at this address.
-    #[error("cannot listen at {address:?}: {source}")]
+    #[error("cannot listen at {address:?}: {reason}")]
     Wire {
         /// Where.
         address: String,
         /// Why.
-        source: WireError,
+        reason: WireError,
     },
     /// The Nic was opened without a way to other hosts.
     #[error("{0:?} is an address of other hosts, and this Nic has no way there; open it with highwire::Nic")]
@@ -216,12 +216,12 @@ pub enum ConnectError {
         source: CourierError,
     },
     /// The other host was not reached.
-    #[error("connecting to {address:?} failed: {source}")]
+    #[error("connecting to {address:?} failed: {reason}")]
     Wire {
         /// The address.
         address: String,
         /// Why.
-        source: WireError,
+        reason: WireError,
     },
     /// The Nic was opened without a way to other hosts.
     #[error("{0:?} is an address of other hosts, and this Nic has no way there; open it with highwire::Nic")]

@@ -156,7 +156,7 @@ impl Nic {
             Address::Path(path) => path,
             Address::Host(host) => {
                 let wire = self.inner.wire.as_ref().ok_or_else(|| ListenError::NoWire(address.to_owned()))?;
-                let failed = |source| ListenError::Wire { address: address.to_owned(), source };
+                let failed = |reason| ListenError::Wire { address: address.to_owned(), reason };
                 return Ok(Listener::at_port(self.inner.clone(), wire.listen(&host).map_err(failed)?));
             }
         };
@@ -185,7 +185,7 @@ impl Nic {
         let wire = self.inner.wire.as_ref().ok_or_else(|| ConnectError::NoWire(address.to_owned()))?;
         let (calling, timeout) = (Calling::new(&self.inner, options), self.inner.config.connect_timeout);
         wire.connect(host, &calling.line, is_reliable(options), timeout)
-            .map_err(|source| ConnectError::Wire { address: address.to_owned(), source })?;
+            .map_err(|reason| ConnectError::Wire { address: address.to_owned(), reason })?;
         let nobody = || ConnectError::NobodyThere { address: address.to_owned() };
         Vi::connected(calling, &self.inner, options).ok_or_else(nobody)
     }
