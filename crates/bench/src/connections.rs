@@ -3,11 +3,12 @@
 
 use crate::contest::{Burst, Command, Contest};
 use crate::machine::kilobytes;
+use crate::network::Network;
 use crate::pair::{Link, PATIENCE, Pair, Patience, Role};
 use crate::progress::Progress;
 use crate::rounds::{Record, Shuffle};
 use crate::stats::{Measure, Row, Trial};
-use crate::transports::{Contestant, vi};
+use crate::transports::{Contestant, Exercise, vi};
 use crate::{BenchError, Options, Report, State};
 use highwire::{Completion, CompletionQueue, Nic, Operation, PostError, Receive, Region, Vi, ViId, ViOptions};
 use std::collections::HashMap;
@@ -31,7 +32,7 @@ impl Crowd {
         let nic = Nic::open().map_err(BenchError::library(NAME, "opening a Nic"))?;
         let queue = nic.completion_queue().map_err(BenchError::library(NAME, "making a completion queue"))?;
         let memory = nic.register(count * BUFFER_BYTES).map_err(BenchError::library(NAME, "registering memory"))?;
-        let vis = vi::connect_many(NAME, &nic, link, &ViOptions::new().queue(&queue), count)?;
+        let vis = vi::connect_many(NAME, &nic, link, None, &ViOptions::new().queue(&queue), count)?;
         let by_id = vis.iter().enumerate().map(|(place, vi)| (vi.id(), place)).collect();
         let mut crowd =
             Crowd { vis, by_id, queue, spinning: link.spinning, arrived: Vec::new(), nic, _memory: memory.clone() };
@@ -129,7 +130,7 @@ impl Crowd {
 /// Runs the benchmark: the driver's side.
 pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
     let mut record = Record::new(options, began);
-    let pair = Pair::start(options.one_core)?;
+    let pair = Pair::start(options.one_core, &Network::loopback())?;
     record.note_place(&pair);
     let note = "memory is the growth of both processes (Pss, shared pages counted once) after every slot was used";
     record.notes.push(note.to_owned());
@@ -145,7 +146,7 @@ pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchErro
 }
 
 fn measure(contest: &mut Contest, record: &mut Record<'_>, progress: &Progress) -> Result<Vec<Row>, BenchError> {
-    let numbers = record.options.sizes_or_default();
+    let numbers = record.options.sizes_of(Exercise::PingPong);
     // The first VI of a process pays for what comes only once: threads, heaps, pages of code.
     let _warm = crowd(&mut contest.pair, 1)?;
     let mut crowds = Vec::new();
@@ -213,8 +214,8 @@ fn trial(pair: &mut Pair, crowd: &mut Crowd, number: usize, seed: u64) -> Result
     let lost = (now_waited - waited).max(link.peer_wait().saturating_sub(peer_waited));
     let spinning = link.spinning;
     let state = if spinning { State::of_trial(before_ns, after_ns) } else { State::OneCore };
-    let preempted = spinning && lost as f64 > Contestant::Vi.lost_ns_max(nanoseconds);
-    Ok(Burst { nanoseconds, before_ns, after_ns, state, preempted })
+    let preempted = spinning && lost as f64 > Contestant::Vi.lost_ns_max(Exercise::PingPong, nanoseconds);
+    Ok(Burst { nanoseconds, delivery: None, cpu_ns: [0; 2], before_ns, after_ns, state, preempted })
 }
 
 fn crowd(pair: &mut Pair, count: usize) -> Result<Crowd, BenchError> {

@@ -4,8 +4,8 @@
 //! `probe · trial · probe · trial · probe …`. What the driver tells the peer to do is a [`Command`].
 
 use crate::connections;
-use crate::pair::{Link, Pair, Role};
-use crate::transports::{Contestant, Exercise, Transport};
+use crate::pair::{Link, Pair, Role, cpu_ns};
+use crate::transports::{Contestant, Delivery, Exercise, Transport};
 use crate::{BenchError, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -47,7 +47,9 @@ impl Start {
     /// caches. A stream goes once through a payload area; frames that were just filled are warm.
     fn warm(&self) -> usize {
         match self.exercise {
-            Exercise::Stream if self.contestant != Contestant::Vi => (WARM_AREA_BYTES / self.size).clamp(1, self.count),
+            Exercise::Stream | Exercise::StreamAsleep if self.contestant != Contestant::Vi => {
+                (WARM_AREA_BYTES / self.size).clamp(1, self.count)
+            }
             _ => (self.count / 8).clamp(1, 32),
         }
     }
@@ -57,6 +59,10 @@ impl Start {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Burst {
     pub(crate) nanoseconds: f64,
+    /// What arrived, where that may be less than was sent.
+    pub(crate) delivery: Option<Delivery>,
+    /// CPU time of the driver and of the peer.
+    pub(crate) cpu_ns: [u64; 2],
     pub(crate) before_ns: f64,
     pub(crate) after_ns: f64,
     pub(crate) state: State,
@@ -104,12 +110,19 @@ impl Contest {
             for start in starts {
                 let transport = self.transports.get_mut(&start.contestant).ok_or(BenchError::NobodyLeft)?;
                 let Start { exercise, size, count, .. } = *start;
+                transport.wait_asleep(!link.spinning || exercise == Exercise::StreamAsleep);
                 transport.prepare_for(Role::Driver, exercise, size, start.warm() + count)?;
                 link.meet()?;
                 transport.lead(exercise, size, start.warm())?;
+                let used = cpu_ns();
                 let clock = Instant::now();
                 transport.lead(exercise, size, count)?;
                 let nanoseconds = clock.elapsed().as_nanos() as f64;
+                let used = cpu_ns() - used;
+                let delivery = transport.take_delivery();
+                if start.contestant.needs_tending() {
+                    link.meet_tending(|| transport.tend())?;
+                }
                 let now_waited = link.note_wait();
                 let after_ns = link.probe()?;
                 let peer_now = link.peer_wait();
@@ -117,8 +130,9 @@ impl Contest {
                 let spinning = link.spinning;
                 let state = if spinning { State::of_trial(before_ns, after_ns) } else { State::OneCore };
                 // On one CPU the two processes wait for each other all the time.
-                let preempted = spinning && lost as f64 > start.contestant.lost_ns_max(nanoseconds);
-                bursts.push(Burst { nanoseconds, before_ns, after_ns, state, preempted });
+                let preempted = spinning && lost as f64 > start.contestant.lost_ns_max(exercise, nanoseconds);
+                let cpu_ns = [used, link.peer_cpu()];
+                bursts.push(Burst { nanoseconds, delivery, cpu_ns, before_ns, after_ns, state, preempted });
                 (before_ns, waited, peer_waited) = (after_ns, now_waited, peer_now);
             }
             Ok(bursts)
@@ -142,10 +156,16 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
                 for start in starts {
                     let Start { contestant, exercise, size, count } = start;
                     let transport = transports.get_mut(&contestant).ok_or(BenchError::NobodyLeft)?;
+                    transport.wait_asleep(!link.spinning || exercise == Exercise::StreamAsleep);
                     transport.prepare_for(Role::Peer, exercise, size, start.warm() + count)?;
                     link.meet()?;
                     transport.follow(exercise, size, start.warm())?;
+                    let used = cpu_ns();
                     transport.follow(exercise, size, count)?;
+                    link.note_cpu(cpu_ns() - used);
+                    if contestant.needs_tending() {
+                        link.meet_tending(|| transport.tend())?;
+                    }
                     link.note_wait();
                     link.probe()?;
                 }

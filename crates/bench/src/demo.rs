@@ -1,6 +1,7 @@
 //! A first look: the same messages through a virtual interface and through loopback TCP.
 
 use crate::contest::{Contest, Start};
+use crate::network::Network;
 use crate::pair::Pair;
 use crate::transports::{Contestant, Exercise};
 use crate::{BenchError, Machine, stats};
@@ -41,7 +42,7 @@ pub fn demo(seconds: f64) -> Result<Demo, BenchError> {
     let began = Instant::now();
     let deadline = began + Duration::from_secs_f64(seconds);
     let cpus = highwire_mem::cpus_allowed();
-    let pair = Pair::start(false)?;
+    let pair = Pair::start(false, &Network::loopback())?;
     let spinning = pair.link.spinning;
     let processes = (std::process::id(), pair.peer_id());
     let mut contest = Contest::open(pair);
@@ -70,7 +71,7 @@ pub fn demo(seconds: f64) -> Result<Demo, BenchError> {
             for (burst, (latencies, rates)) in contest.heat(&starts)?.into_iter().zip(&mut figures) {
                 match exercise {
                     Exercise::PingPong => latencies.push(burst.nanoseconds / count as f64 / 2.0),
-                    Exercise::Stream => rates.push((size * count) as f64 / burst.nanoseconds),
+                    Exercise::Stream | Exercise::StreamAsleep => rates.push((size * count) as f64 / burst.nanoseconds),
                 }
                 messages += count as u64 * if exercise == Exercise::PingPong { 2 } else { 1 };
             }

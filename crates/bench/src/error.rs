@@ -30,6 +30,9 @@ pub enum BenchError {
     /// A socket failed.
     #[error("a socket of the measurement failed: {0}")]
     Socket(#[from] io::Error),
+    /// The network of the measurement could not be made or removed.
+    #[error("the network of the measurement: {0}")]
+    Network(String),
     /// The ring below everything says something impossible.
     #[error("the raw ring was given something impossible: {0}")]
     Lie(#[from] Lie),

@@ -17,6 +17,7 @@ mod contest;
 mod demo;
 mod error;
 mod machine;
+mod network;
 mod outsiders;
 mod pair;
 mod pipelining;
@@ -27,11 +28,13 @@ mod rounds;
 mod stats;
 mod trace;
 mod transports;
+mod wire;
 
 pub use demo::{Demo, DemoRow, demo};
 pub use error::BenchError;
 pub use highwire_mem::kernel_check;
 pub use machine::Machine;
+pub use network::{NETWORK_COMMAND, keep_network};
 pub use outsiders::{OUTSIDER_COMMAND, OUTSIDER_SIZES, become_outsider};
 pub use pair::{PEER_COMMAND, State};
 pub use report::Report;
@@ -40,6 +43,7 @@ pub use trace::{Stripe, Trace};
 pub use transports::{Contestant, UnknownContestant};
 
 use std::time::Instant;
+use transports::Exercise;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,8 @@ pub enum Bench {
     Pipelining,
     /// Memory and latency of many virtual interfaces between two processes.
     Connections,
+    /// Latency, bandwidth and CPU time between two network namespaces.
+    Wire,
 }
 
 impl Bench {
@@ -62,12 +68,18 @@ impl Bench {
             Bench::Bandwidth => "bandwidth",
             Bench::Pipelining => "pipelining",
             Bench::Connections => "connections",
+            Bench::Wire => "wire",
         }
     }
 
     /// The sizes measured where none are chosen: bytes, or numbers of connections.
-    pub fn sizes(self) -> &'static [usize] {
+    fn sizes(self, exercise: Exercise) -> &'static [usize] {
         match self {
+            Bench::Wire => match exercise {
+                Exercise::PingPong => &[4, 64, 1024, 8192, 65536],
+                Exercise::Stream => &[1024, 8192, 65536, 1_048_576],
+                Exercise::StreamAsleep => ASLEEP_SIZES,
+            },
             Bench::Latency | Bench::Bandwidth => &[4, 64, 240, 1024, 4096, 8192, 32768, 65536, 262_144, 1_048_576],
             Bench::Pipelining => &[8192, 65536, 1_048_576],
             Bench::Connections => &[1, 100, 1000],
@@ -78,6 +90,7 @@ impl Bench {
     pub fn size_max(self) -> usize {
         match self {
             Bench::Connections => 4000,
+            Bench::Wire => 4 << 20,
             _ => 16 << 20,
         }
     }
@@ -90,6 +103,15 @@ impl Bench {
                 &[Contestant::RawRing, Contestant::Fixed1408, Contestant::StoreAndForward, Contestant::Adaptive]
             }
             Bench::Connections => &[Contestant::Vi],
+            Bench::Wire => &WIRE[..6],
+        }
+    }
+
+    /// Who can take part.
+    pub fn candidates(self) -> &'static [Contestant] {
+        match self {
+            Bench::Wire => WIRE,
+            _ => &Contestant::ALL[..11],
         }
     }
 }
@@ -111,6 +133,8 @@ pub struct Options {
     pub one_core: bool,
     /// Other libraries too.
     pub peers: bool,
+    /// For [`Bench::Wire`]: the loopback device instead of a network of its own.
+    pub loopback: bool,
     /// Show a progress bar, where there is a terminal.
     pub progress: bool,
     /// The command line, for the report.
@@ -128,13 +152,26 @@ impl Options {
             state: None,
             one_core: false,
             peers: false,
+            loopback: false,
             progress: false,
             command: format!("highwire bench {}", bench.name()),
         }
     }
 
-    pub(crate) fn sizes_or_default(&self) -> Vec<usize> {
-        let mut sizes = if self.sizes.is_empty() { self.bench.sizes().to_vec() } else { self.sizes.clone() };
+    /// What is measured at which sizes, in the order of a round.
+    pub(crate) fn programme(&self) -> Vec<(Exercise, usize)> {
+        let of_exercise = |exercise| self.sizes_of(exercise).into_iter().map(move |size| (exercise, size));
+        self.bench.exercises().iter().copied().flat_map(of_exercise).collect()
+    }
+
+    /// The sizes chosen, or the usual ones. CPU time is counted at its usual size only.
+    pub(crate) fn sizes_of(&self, exercise: Exercise) -> Vec<usize> {
+        let usual = self.bench.sizes(exercise).iter().copied();
+        let mut sizes: Vec<usize> = match exercise {
+            _ if self.sizes.is_empty() => usual.collect(),
+            Exercise::StreamAsleep => usual.filter(|size| self.sizes.contains(size)).collect(),
+            _ => self.sizes.clone(),
+        };
         sizes.sort_unstable();
         sizes.dedup();
         sizes
@@ -155,6 +192,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     match options.bench {
         Bench::Connections => connections::run(options, began),
         Bench::Latency | Bench::Bandwidth | Bench::Pipelining => rounds::run(options, began),
+        Bench::Wire => wire::run(options, began),
     }
 }
 
@@ -169,3 +207,21 @@ pub fn serve_peer(parent: u32) -> Result<(), BenchError> {
     }
     served
 }
+
+/// At which CPU time is counted: large enough that what a message costs by itself hardly matters.
+const ASLEEP_SIZES: &[usize] = &[1 << 20];
+
+/// Everybody on a wire.
+const WIRE: &[Contestant] = &[
+    Contestant::UdpSpin,
+    Contestant::UdpGso,
+    Contestant::UdpSegmented,
+    Contestant::TcpSpin,
+    Contestant::TcpBlock,
+    Contestant::TcpNoOffload,
+    Contestant::ViUdp,
+    Contestant::ViUdpSealed,
+    Contestant::ViUdpSegmented,
+    Contestant::ViUdpImpaired0,
+    Contestant::ViUdpImpaired1,
+];

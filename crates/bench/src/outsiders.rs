@@ -83,13 +83,11 @@ impl Outsiders {
                 ),
             }
         }
-        let sizes = options.sizes_or_default().into_iter().filter(|size| OUTSIDER_SIZES.contains(size));
-        let turns =
-            options.bench.exercises().iter().flat_map(|exercise| sizes.clone().map(|size| ((*exercise, size), 0)));
+        let turns = options.programme().into_iter().filter(|(_, size)| OUTSIDER_SIZES.contains(size));
         Outsiders {
             outsiders,
             cpus,
-            turns: turns.collect(),
+            turns: turns.map(|turn| (turn, 0)).collect(),
             began: Instant::now(),
             spent: Duration::ZERO,
             longest: Duration::ZERO,
@@ -255,7 +253,7 @@ impl Outsider {
         };
         Ok(match exercise {
             Exercise::PingPong => vec![(Measure::LatencyNs, latency_ns)],
-            Exercise::Stream => {
+            Exercise::Stream | Exercise::StreamAsleep => {
                 vec![(Measure::BandwidthGbS, rate * size as f64 / 1e9), (Measure::MessagesPerS, rate)]
             }
         })
@@ -309,8 +307,8 @@ fn messages(exercise: Exercise, size: usize) -> usize {
     match exercise {
         Exercise::PingPong if size <= 1024 => 20_000,
         Exercise::PingPong => 4_000,
-        Exercise::Stream if size <= 1024 => 100_000,
-        Exercise::Stream => 3_000,
+        Exercise::Stream | Exercise::StreamAsleep if size <= 1024 => 100_000,
+        Exercise::Stream | Exercise::StreamAsleep => 3_000,
     }
 }
 

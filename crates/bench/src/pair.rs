@@ -5,6 +5,7 @@
 //! one CPU each. The second process dies with the first, however that one ends.
 
 use crate::BenchError;
+use crate::network::{Home, Network, Wire};
 use highwire_mem::{Courier, CourierError, Words};
 use rustix::thread::CpuSet;
 use serde::de::DeserializeOwned;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
@@ -112,14 +114,20 @@ pub(crate) struct Link {
     pub(crate) role: Role,
     /// Both processes have a CPU of their own, so that waiting by looking is right.
     pub(crate) spinning: bool,
+    pub(crate) network: Network,
     courier: Courier,
     words: Words,
     step: u64,
+    rests: u64,
     ball: u64,
     schedule: Option<File>,
 }
 
 impl Link {
+    fn new(role: Role, spinning: bool, network: Network, courier: Courier, words: Words) -> Link {
+        Link { role, spinning, network, courier, words, step: 0, rests: 0, ball: 0, schedule: schedule() }
+    }
+
     /// Says something to the other side.
     pub(crate) fn tell<T: Serialize>(&self, what: &T, descriptors: &[BorrowedFd<'_>]) -> Result<(), BenchError> {
         Ok(self.courier.send(&serde_json::to_vec(what)?, descriptors, PATIENCE)?)
@@ -183,6 +191,46 @@ impl Link {
         Ok(())
     }
 
+    /// Both sides are here, have done what `tend` does, and go on doing it until the other has too.
+    pub(crate) fn meet_tending(
+        &mut self,
+        mut tend: impl FnMut() -> Result<bool, BenchError>,
+    ) -> Result<(), BenchError> {
+        let (mine, theirs) = match self.role {
+            Role::Driver => (DRIVER_REST, PEER_REST),
+            Role::Peer => (PEER_REST, DRIVER_REST),
+        };
+        self.rests += 1;
+        let mut patience = Patience::default();
+        loop {
+            if tend()? {
+                self.words.store(mine, self.rests);
+            }
+            if self.words.load(mine) == self.rests && self.words.load(theirs) >= self.rests {
+                return Ok(());
+            }
+            if !self.spinning {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            patience.spin()?;
+        }
+    }
+
+    /// The address of this side.
+    pub(crate) fn address(&self, wire: Wire) -> Result<IpAddr, BenchError> {
+        self.network.address(wire, self.role).ok_or(BenchError::NobodyLeft)
+    }
+
+    /// Tells the other side what CPU time this one has used for a trial.
+    pub(crate) fn note_cpu(&mut self, nanoseconds: u64) {
+        self.words.store(if self.role == Role::Driver { DRIVER_CPU } else { PEER_CPU }, nanoseconds);
+    }
+
+    /// What the other side noted last, before the last meeting.
+    pub(crate) fn peer_cpu(&self) -> u64 {
+        self.words.load(if self.role == Role::Driver { PEER_CPU } else { DRIVER_CPU })
+    }
+
     /// Notes, for the other side too, how long this process has waited for its CPU so far.
     pub(crate) fn note_wait(&mut self) -> u64 {
         let waited = self.schedule.as_ref().and_then(waited_ns).unwrap_or(0);
@@ -243,6 +291,7 @@ fn waited_ns(schedule: &File) -> Option<u64> {
 struct Welcome {
     cpu: usize,
     spinning: bool,
+    network: Network,
 }
 
 /// The driver's hold on the second process.
@@ -253,17 +302,20 @@ pub(crate) struct Pair {
     pub(crate) cpus: (usize, usize),
     child: Child,
     unpinned: CpuSet,
+    _home: Home,
 }
 
 impl Pair {
-    /// Starts the second process and takes places: one CPU each, or one for both.
-    pub(crate) fn start(one_core: bool) -> Result<Pair, BenchError> {
+    /// Starts the second process and takes places: one CPU each, or one for both, and each side's
+    /// end of the network.
+    pub(crate) fn start(one_core: bool, network: &Network) -> Result<Pair, BenchError> {
         let unpinned = rustix::thread::sched_getaffinity(None).map_err(io::Error::from)?;
         let mut allowed = (0..CpuSet::MAX_CPU).filter(|cpu| unpinned.is_set(*cpu));
         let first = allowed.next().unwrap_or(0);
         let second = if one_core { first } else { allowed.next().unwrap_or(first) };
         let spinning = second != first;
 
+        let home = network.enter(Role::Driver)?;
         let (courier, theirs) = Courier::pair()?;
         let theirs = theirs.as_fd().try_clone_to_owned()?;
         let child = own_executable()?
@@ -273,9 +325,10 @@ impl Pair {
             .spawn()
             .map_err(BenchError::Start)?;
         let words = Words::create(WORDS)?;
-        let link = Link { role: Role::Driver, spinning, courier, words, step: 0, ball: 0, schedule: schedule() };
-        let mut pair = Pair { link, cpus: (first, second), child, unpinned };
-        pair.link.tell(&Welcome { cpu: second, spinning }, &[pair.link.words.as_fd()])?;
+        let link = Link::new(Role::Driver, spinning, network.clone(), courier, words);
+        let mut pair = Pair { link, cpus: (first, second), child, unpinned, _home: home };
+        let welcome = Welcome { cpu: second, spinning, network: network.clone() };
+        pair.link.tell(&welcome, &[pair.link.words.as_fd()])?;
         pin(first)?;
         pair.link.meet()?;
         Ok(pair)
@@ -323,11 +376,13 @@ pub(crate) fn join(parent: u32) -> Result<Link, BenchError> {
     let courier = Courier::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut bytes = [0; 1024];
     let (length, descriptors) = courier.receive(&mut bytes, PATIENCE)?;
-    let Welcome { cpu, spinning } = serde_json::from_slice(&bytes[..length])?;
+    let Welcome { cpu, spinning, network } = serde_json::from_slice(&bytes[..length])?;
     let words = descriptors.into_iter().next().ok_or(CourierError::Closed)?;
     let words = Words::adopt(words, WORDS)?;
     pin(cpu)?;
-    let mut link = Link { role: Role::Peer, spinning, courier, words, step: 0, ball: 0, schedule: schedule() };
+    // It stays there to its end.
+    std::mem::forget(network.enter(Role::Peer)?);
+    let mut link = Link::new(Role::Peer, spinning, network, courier, words);
     link.meet()?;
     Ok(link)
 }
@@ -343,6 +398,12 @@ pub(crate) fn die_with(parent: u32) -> Result<(), BenchError> {
 /// This program once more, for another role.
 pub(crate) fn own_executable() -> Result<Command, BenchError> {
     Ok(Command::new(std::env::current_exe().map_err(BenchError::Start)?))
+}
+
+/// CPU time that this process has used so far, in itself and in the kernel.
+pub(crate) fn cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Keeps this thread on one CPU.
@@ -371,7 +432,11 @@ const DRIVER_BALL: usize = 2;
 const PEER_BALL: usize = 3;
 const DRIVER_WAITED: usize = 4;
 const PEER_WAITED: usize = 5;
-const WORDS: usize = 6;
+const DRIVER_CPU: usize = 6;
+const PEER_CPU: usize = 7;
+const DRIVER_REST: usize = 8;
+const PEER_REST: usize = 9;
+const WORDS: usize = 10;
 
 #[cfg(test)]
 mod tests {

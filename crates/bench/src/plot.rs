@@ -2,7 +2,7 @@
 
 use crate::BenchError;
 use crate::report::{Report, figure, title};
-use crate::stats::{FLOOR, Measure};
+use crate::stats::Measure;
 use crate::trace::{Stripe, Trace};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -18,9 +18,9 @@ pub(crate) fn all(report: &Report, directory: &Path) -> Result<Vec<(String, Stri
         let name = format!("{}-{}.svg", report.bench, measure.name());
         let svg = draw(directory, &name, (960, 600), |sheet| figures(report, measure, sheet))?;
         plots.push((name, svg));
-        if report.contestants(measure).contains(&FLOOR) {
+        if let Some(floor) = report.floor(measure) {
             let name = format!("{}-{}-of-floor.svg", report.bench, measure.name());
-            let svg = draw(directory, &name, (960, 600), |sheet| ratios(report, measure, sheet))?;
+            let svg = draw(directory, &name, (960, 600), |sheet| ratios(report, measure, floor, sheet))?;
             plots.push((name, svg));
         }
     }
@@ -54,9 +54,9 @@ fn figures(report: &Report, measure: Measure, sheet: &Sheet<'_>) -> Drawn {
 }
 
 /// The ratio to the floor over sizes.
-fn ratios(report: &Report, measure: Measure, sheet: &Sheet<'_>) -> Drawn {
+fn ratios(report: &Report, measure: Measure, floor: &str, sheet: &Sheet<'_>) -> Drawn {
     let better = if measure.less_is_better() { "less" } else { "more" };
-    let caption = format!("{} as a multiple of {FLOOR}, {} ({better} is better)", title(measure), report.state);
+    let caption = format!("{} as a multiple of {floor}, {} ({better} is better)", title(measure), report.state);
     lines(report, measure, sheet, &caption, crate::report::short, |row| row.of_floor.map(|ratio| (ratio, ratio, ratio)))
 }
 
@@ -169,7 +169,7 @@ fn stripes(trace: &Trace, sheet: &Sheet<'_>) -> Drawn {
 mod tests {
     use super::*;
     use crate::stats::Row;
-    use crate::{Machine, Rounds, State};
+    use crate::{FLOOR, Machine, Rounds, State};
 
     fn report() -> Report {
         let row = |contestant: &str, size, median: f64| Row {
@@ -188,6 +188,7 @@ mod tests {
             command: String::new(),
             version: String::new(),
             machine: Machine::this(2, (0, 1)),
+            network: None,
             state: State::Far,
             crossing_ns: Some(250.0),
             rounds: Rounds::default(),

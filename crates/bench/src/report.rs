@@ -1,7 +1,7 @@
 //! What a run says, as JSON and as text.
 
 use crate::machine::Machine;
-use crate::stats::{FLOOR, Measure, Rounds, Row};
+use crate::stats::{Measure, Rounds, Row, floor};
 use crate::trace::Trace;
 use crate::{BenchError, State};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Everything that one run of a benchmark says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Which benchmark: `latency`, `bandwidth`, `pipelining` or `connections`.
+    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections` or `wire`.
     pub bench: String,
     /// The command line.
     pub command: String,
@@ -19,6 +19,9 @@ pub struct Report {
     pub version: String,
     /// What it ran on.
     pub machine: Machine,
+    /// What packets went through, where there were any: `veth` or `loopback`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub network: Option<String>,
     /// The state that all rows are from.
     pub state: State,
     /// Median crossing of a cache line in that state, in nanoseconds.
@@ -47,12 +50,21 @@ impl Report {
         self.rows.iter().find(|row| row.contestant == contestant && row.measure == measure && row.size == size)
     }
 
+    /// The contestant to whom the others are compared, where it took part.
+    pub(crate) fn floor(&self, measure: Measure) -> Option<&'static str> {
+        let floor = floor(&self.bench, measure);
+        self.contestants(measure).contains(&floor).then_some(floor)
+    }
+
     /// The report as text for a terminal.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         let _ = writeln!(text, "highwire bench {}", self.bench);
         let _ = writeln!(text, "  command  {}", self.command);
         let _ = writeln!(text, "  machine  {}", self.machine.describe());
+        if let Some(network) = &self.network {
+            let _ = writeln!(text, "  network  {network}");
+        }
         let _ = writeln!(text, "  state    {}", self.describe_state());
         let _ = writeln!(text, "  rounds   {}", self.describe_rounds());
         for note in &self.notes {
@@ -117,7 +129,8 @@ impl Report {
     /// Contestants by sizes, as many sizes beside each other as fit.
     fn table(&self, measure: Measure, text: &mut String) {
         let contestants = self.contestants(measure);
-        let ratio = if contestants.contains(&FLOOR) { format!(", × {FLOOR}") } else { String::new() };
+        let floor = self.floor(measure);
+        let ratio = floor.map_or(String::new(), |floor| format!(", × {floor}"));
         let _ = writeln!(text, "\n{}: median [p10–p90]{ratio}", title(measure));
         for sizes in self.sizes(measure).chunks(SIZES_BESIDE) {
             let mut lines =
@@ -125,7 +138,7 @@ impl Report {
             for contestant in &contestants {
                 let rows: Vec<Option<&Row>> = sizes.iter().map(|size| self.row(contestant, measure, *size)).collect();
                 if rows.iter().any(Option::is_some) {
-                    let cells = rows.into_iter().map(|row| row.map_or("–".to_owned(), cell));
+                    let cells = rows.into_iter().map(|row| row.map_or("–".to_owned(), |row| cell(row, floor)));
                     lines.push([(*contestant).to_owned()].into_iter().chain(cells).collect());
                 }
             }
@@ -189,10 +202,10 @@ impl Report {
     }
 }
 
-fn cell(row: &Row) -> String {
+fn cell(row: &Row, floor: Option<&str>) -> String {
     let spread = format!("{} [{}]", figure(row.measure, row.median), range(row.measure, row.p10, row.p90));
     match row.of_floor {
-        Some(ratio) if row.contestant != FLOOR => format!("{spread} ×{}", short(ratio)),
+        Some(ratio) if floor != Some(&row.contestant) => format!("{spread} ×{}", short(ratio)),
         _ => spread,
     }
 }
@@ -218,6 +231,8 @@ pub(crate) fn title(measure: Measure) -> &'static str {
         Measure::BandwidthGbS => "Bandwidth",
         Measure::MessagesPerS => "Messages per second",
         Measure::MemoryBytes => "Memory of both processes",
+        Measure::SenderCpuSPerGb => "CPU time of the sender for a gigabyte, asleep while there is nothing to do",
+        Measure::ReceiverCpuSPerGb => "CPU time of the receiver for a gigabyte, asleep while there is nothing to do",
     }
 }
 
@@ -245,6 +260,8 @@ fn unit(measure: Measure, value: f64) -> (&'static str, f64) {
         Measure::MessagesPerS => ("/s", 1.0),
         Measure::MemoryBytes if value.abs() >= 1_048_576.0 => ("MiB", 1_048_576.0),
         Measure::MemoryBytes => ("KiB", 1024.0),
+        Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb if value < 0.9995 => ("ms/GB", 1e-3),
+        Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb => ("s/GB", 1.0),
     }
 }
 
@@ -279,6 +296,7 @@ const SIZES_BESIDE: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FLOOR;
 
     pub(crate) fn sample() -> Report {
         let row = |contestant: &str, measure, size, median: f64, of_floor| Row {
@@ -297,6 +315,7 @@ mod tests {
             command: "highwire bench latency".to_owned(),
             version: "0.1.0".to_owned(),
             machine: Machine::this(2, (0, 1)),
+            network: None,
             state: State::Near,
             crossing_ns: Some(52.0),
             rounds: Rounds { total: 12, near: 12, ..Rounds::default() },
@@ -325,11 +344,16 @@ mod tests {
         }
         let tcp = json["rows"].as_array().unwrap().iter().find(|row| row["contestant"] == "tcp-spin").unwrap();
         assert!(tcp["of_floor"].is_null() && tcp.as_object().unwrap().contains_key("of_floor"));
-        let names = [Measure::BandwidthGbS, Measure::MessagesPerS, Measure::MemoryBytes];
-        assert_eq!(
-            serde_json::to_value(names).unwrap(),
-            serde_json::json!(["bandwidth_gb_s", "messages_per_s", "memory_bytes"])
-        );
+        for measure in [
+            Measure::BandwidthGbS,
+            Measure::MessagesPerS,
+            Measure::MemoryBytes,
+            Measure::SenderCpuSPerGb,
+            Measure::ReceiverCpuSPerGb,
+        ] {
+            assert_eq!(serde_json::to_value(measure).unwrap(), measure.name());
+        }
+        assert_eq!(Measure::SenderCpuSPerGb.name(), "sender_cpu_s_per_gb");
     }
 
     #[test]

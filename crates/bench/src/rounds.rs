@@ -8,27 +8,34 @@
 //! ```
 
 use crate::contest::{Burst, Contest, Start, WARM_AREA_BYTES};
+use crate::network::Network;
 use crate::outsiders::Outsiders;
-use crate::pair::Pair;
+use crate::pair::{Link, Pair};
 use crate::progress::Progress;
 use crate::report::bytes_label;
 use crate::stats::{Measure, Trial, median, select};
 use crate::transports::{Contestant, Exercise};
 use crate::{Bench, BenchError, Machine, Options, Report, State};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Runs a benchmark whose contestants are transports.
 pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
-    let mut record = Record::new(options, began);
-    let pair = Pair::start(options.one_core)?;
+    measure(Record::new(options, began), &Network::loopback())
+}
+
+/// The same, on this network.
+pub(crate) fn measure(mut record: Record<'_>, network: &Network) -> Result<Report, BenchError> {
+    let Record { options, began, .. } = record;
+    let pair = Pair::start(options.one_core, network)?;
     record.note_place(&pair);
     let spinning = pair.link.spinning;
-    let contestants = entrants(options, spinning, &mut record.notes);
+    let contestants = entrants(options, &pair.link, &mut record.notes);
     if contestants.is_empty() {
         return Err(BenchError::NobodyLeft);
     }
     let mut contest = Contest::open(pair);
-    let size_max = options.sizes_or_default().into_iter().max().unwrap_or(1);
+    let size_max = options.programme().into_iter().map(|(_, size)| size).max().unwrap_or(1);
     for contestant in &contestants {
         contest.admit(*contestant, size_max)?;
     }
@@ -64,13 +71,16 @@ fn programme(
     let options = record.options;
     let mut cards = Vec::new();
     let mut left_out = Vec::new();
-    for exercise in options.bench.exercises() {
-        for size in options.sizes_or_default() {
-            if record.began.elapsed().as_secs_f64() < options.seconds * CALIBRATION_PART_MAX {
-                cards.push(calibrate(contest, contestants, *exercise, size)?);
-            } else {
-                left_out.push(bytes_label(size as u64));
-            }
+    for (exercise, size) in options.programme() {
+        let takes_part = |contestant: &Contestant| contestant.takes_part(exercise, size);
+        let taking_part: Vec<Contestant> = contestants.iter().copied().filter(takes_part).collect();
+        if taking_part.is_empty() {
+            continue;
+        }
+        if record.began.elapsed().as_secs_f64() < options.seconds * CALIBRATION_PART_MAX {
+            cards.push(calibrate(contest, options.bench, &taking_part, exercise, size)?);
+        } else {
+            left_out.push(bytes_label(size as u64));
         }
     }
     if !left_out.is_empty() {
@@ -117,6 +127,10 @@ pub(crate) struct Record<'a> {
     pub(crate) deadline: Instant,
     pub(crate) trials: Vec<Trial>,
     pub(crate) notes: Vec<String>,
+    /// What packets went through.
+    pub(crate) network: Option<&'static str>,
+    /// Bytes sent and bytes arrived, of those who may lose some.
+    deliveries: BTreeMap<Contestant, (u64, u64)>,
     machine: Machine,
     spinning: bool,
     crossings: Vec<(State, f64)>,
@@ -132,6 +146,8 @@ impl<'a> Record<'a> {
             deadline: began + Duration::from_secs_f64(measured),
             trials: Vec::new(),
             notes: Vec::new(),
+            network: None,
+            deliveries: BTreeMap::new(),
             // Before the processes are put on their CPUs, to see all that are allowed.
             machine: Machine::this(highwire_mem::cpus_allowed(), (0, 0)),
             spinning: false,
@@ -172,8 +188,13 @@ impl<'a> Record<'a> {
     }
 
     fn note_burst(&mut self, round: u32, start: &Start, burst: &Burst) {
-        let Start { contestant, exercise, size, count } = *start;
-        let figures = self.options.bench.figures(exercise, size, count, burst.nanoseconds);
+        let Start { contestant, size, .. } = *start;
+        let figures = self.options.bench.figures(start, burst);
+        if let Some(delivery) = burst.delivery {
+            let (sent, arrived) = self.deliveries.entry(contestant).or_default();
+            *sent += delivery.sent;
+            *arrived += delivery.bytes;
+        }
         self.note_crossings(burst);
         self.trials.extend(figures.into_iter().map(|(measure, value)| Trial {
             round,
@@ -195,7 +216,7 @@ impl<'a> Record<'a> {
     pub(crate) fn report(mut self) -> Result<Report, BenchError> {
         let seconds = self.options.seconds;
         let wanted = self.wanted();
-        let Some(selection) = select(&self.trials, wanted) else {
+        let Some(selection) = select(self.options.bench.name(), &self.trials, wanted) else {
             return Err(match wanted {
                 Some(wanted) => BenchError::StateNeverSeen { wanted, seconds, last_ns: self.last_crossing },
                 None => BenchError::TooShort { seconds },
@@ -210,6 +231,10 @@ impl<'a> Record<'a> {
                 selection.disturbed.iter().map(|(name, size)| format!("{name} at {}", bytes_label(*size))).collect();
             self.notes.push(format!("something else ran during nearly every trial of {}", rows.join(", ")));
         }
+        for (contestant, (sent, arrived)) in &self.deliveries {
+            let part = 100.0 * *arrived as f64 / *sent as f64;
+            self.notes.push(format!("{contestant}: {part:.1} % of what was sent arrived, and is what counts"));
+        }
         let of_state = |(state, crossing): &(State, f64)| (*state == selection.state).then_some(*crossing);
         let crossings: Vec<f64> = self.crossings.iter().filter_map(of_state).collect();
         Ok(Report {
@@ -217,6 +242,7 @@ impl<'a> Record<'a> {
             command: self.options.command.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             machine: self.machine,
+            network: self.network.map(str::to_owned),
             state: selection.state,
             crossing_ns: (self.spinning && !crossings.is_empty()).then(|| median(&crossings)),
             rounds: selection.rounds,
@@ -228,28 +254,36 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Who takes part: those chosen, less those who would only spin on a single CPU.
-fn entrants(options: &Options, spinning: bool, notes: &mut Vec<String>) -> Vec<Contestant> {
+/// Who takes part: those chosen, less those who would only spin on a single CPU, and those whose wire
+/// is not there.
+fn entrants(options: &Options, link: &Link, notes: &mut Vec<String>) -> Vec<Contestant> {
+    let mut leave_out = |those: Vec<Contestant>, why: &str| {
+        if !those.is_empty() {
+            let names: Vec<&str> = those.into_iter().map(Contestant::name).collect();
+            notes.push(format!("left out, since {why}: {}", names.join(", ")));
+        }
+    };
     let chosen = options.contestants_or_default();
     let (can, cannot): (Vec<_>, Vec<_>) =
-        chosen.into_iter().partition(|contestant| spinning || !contestant.only_spins());
-    if !cannot.is_empty() {
-        let names: Vec<&str> = cannot.into_iter().map(Contestant::name).collect();
-        notes.push(format!("left out, since two processes cannot spin on one CPU: {}", names.join(", ")));
-    }
+        chosen.into_iter().partition(|contestant| link.spinning || !contestant.only_spins());
+    leave_out(cannot, "two processes cannot spin on one CPU");
+    let (can, cannot): (Vec<_>, Vec<_>) =
+        can.into_iter().partition(|contestant| link.address(contestant.wire()).is_ok());
+    leave_out(cannot, "there is no device with its offloads off");
     can
 }
 
 /// Finds how many messages make a trial of fitting length, and warms everything up.
 fn calibrate(
     contest: &mut Contest,
+    bench: Bench,
     contestants: &[Contestant],
     exercise: Exercise,
     size: usize,
 ) -> Result<Card, BenchError> {
     let first = match exercise {
         Exercise::PingPong => 4,
-        Exercise::Stream => (WARM_AREA_BYTES / size).clamp(4, 500),
+        Exercise::Stream | Exercise::StreamAsleep => (WARM_AREA_BYTES / size).clamp(4, 500),
     };
     let start = |contestant| Start { contestant, exercise, size, count: first };
     let mut starts: Vec<Start> = contestants.iter().copied().map(start).collect();
@@ -260,7 +294,10 @@ fn calibrate(
     let mut expected = Duration::ZERO;
     for (start, burst) in starts.iter_mut().zip(bursts) {
         let each = burst.nanoseconds / start.count as f64;
-        start.count = messages(start.contestant, exercise, size, each);
+        start.count = match bench {
+            Bench::Wire => messages_on_a_wire(exercise, each),
+            _ => messages(start.contestant, exercise, size, each),
+        };
         expected += Duration::from_nanos((each * start.count as f64) as u64);
     }
     Ok(Card { exercise, size, starts, longest: expected.max(warm / 2) })
@@ -273,7 +310,7 @@ fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f6
             let least = if size > 16 << 10 { 4 } else { 16 };
             ((PING_PONG_NS / each_ns.max(1.0)) as usize).clamp(least, 2000)
         }
-        Exercise::Stream => {
+        Exercise::Stream | Exercise::StreamAsleep => {
             // Long against the payload area that can be filled at once, or one side of a copy would
             // be measured; short enough that all of it stays in the caches.
             let fitting = (STREAM_BYTES / size).max(4);
@@ -289,29 +326,42 @@ fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f6
     }
 }
 
+/// The same on a wire, where much is under way at a time, and a window has to open again after a rest.
+fn messages_on_a_wire(exercise: Exercise, each_ns: f64) -> usize {
+    let (nanoseconds, least) = match exercise {
+        Exercise::PingPong => (WIRE_PING_PONG_NS, 8),
+        Exercise::Stream => (WIRE_STREAM_NS, 16),
+        Exercise::StreamAsleep => (WIRE_ASLEEP_NS, 16),
+    };
+    ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, STREAM_MESSAGES_MAX)
+}
+
 impl Bench {
     pub(crate) fn exercises(self) -> &'static [Exercise] {
         match self {
             Bench::Latency | Bench::Connections => &[Exercise::PingPong],
             Bench::Bandwidth => &[Exercise::Stream],
             Bench::Pipelining => &[Exercise::PingPong, Exercise::Stream],
+            Bench::Wire => &[Exercise::PingPong, Exercise::Stream, Exercise::StreamAsleep],
         }
     }
 
-    /// What a burst of `count` messages in so many nanoseconds says.
-    pub(crate) fn figures(
-        self,
-        exercise: Exercise,
-        size: usize,
-        count: usize,
-        nanoseconds: f64,
-    ) -> Vec<(Measure, f64)> {
-        let count = count as f64;
-        let bandwidth = (Measure::BandwidthGbS, size as f64 * count / nanoseconds);
-        match (exercise, self) {
+    /// What a burst says.
+    pub(crate) fn figures(self, start: &Start, burst: &Burst) -> Vec<(Measure, f64)> {
+        let count = start.count as f64;
+        let nanoseconds = burst.nanoseconds;
+        let bytes = burst.delivery.map_or(start.size as f64 * count, |delivery| delivery.bytes as f64);
+        let bandwidth = bytes / burst.delivery.map_or(nanoseconds, |delivery| delivery.nanoseconds);
+        match (start.exercise, self) {
             (Exercise::PingPong, _) => vec![(Measure::LatencyNs, nanoseconds / count / 2.0)],
-            (Exercise::Stream, Bench::Pipelining) => vec![bandwidth],
-            (Exercise::Stream, _) => vec![bandwidth, (Measure::MessagesPerS, count * 1e9 / nanoseconds)],
+            (Exercise::Stream, Bench::Pipelining | Bench::Wire) => vec![(Measure::BandwidthGbS, bandwidth)],
+            (Exercise::Stream, _) => {
+                vec![(Measure::BandwidthGbS, bandwidth), (Measure::MessagesPerS, count * 1e9 / nanoseconds)]
+            }
+            (Exercise::StreamAsleep, _) => {
+                let [sender, receiver] = burst.cpu_ns.map(|nanoseconds| nanoseconds as f64 / bytes.max(1.0));
+                vec![(Measure::SenderCpuSPerGb, sender), (Measure::ReceiverCpuSPerGb, receiver)]
+            }
         }
     }
 }
@@ -346,6 +396,9 @@ const WAIT_FOR_STATE: Duration = Duration::from_millis(20);
 
 const PING_PONG_NS: f64 = 300_000.0;
 const STREAM_NS: f64 = 800_000.0;
+const WIRE_PING_PONG_NS: f64 = 1_000_000.0;
+const WIRE_STREAM_NS: f64 = 20_000_000.0;
+const WIRE_ASLEEP_NS: f64 = 40_000_000.0;
 const STREAM_BYTES: usize = 8 << 20;
 const STREAM_MESSAGES_LEAST: usize = 256;
 const STREAM_MESSAGES_MAX: usize = 50_000;
@@ -353,6 +406,7 @@ const STREAM_MESSAGES_MAX: usize = 50_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transports::Delivery;
 
     #[test]
     fn trials_are_long_enough_and_not_too_long() {
@@ -371,11 +425,22 @@ mod tests {
 
     #[test]
     fn a_burst_says_what_its_bench_asks() {
-        let latency = Bench::Latency.figures(Exercise::PingPong, 4, 100, 11_200.0);
-        assert_eq!(latency, [(Measure::LatencyNs, 56.0)]);
-        let bandwidth = Bench::Bandwidth.figures(Exercise::Stream, 1000, 10, 5000.0);
+        let start = |exercise, size, count| Start { contestant: Contestant::UdpGso, exercise, size, count };
+        let (before_ns, after_ns, state, preempted) = (50.0, 50.0, State::Near, false);
+        let burst =
+            Burst { nanoseconds: 5000.0, delivery: None, cpu_ns: [0; 2], before_ns, after_ns, state, preempted };
+        let latency = Bench::Latency.figures(&start(Exercise::PingPong, 4, 50), &burst);
+        assert_eq!(latency, [(Measure::LatencyNs, 50.0)]);
+        let stream = start(Exercise::Stream, 1000, 10);
+        let bandwidth = Bench::Bandwidth.figures(&stream, &burst);
         assert_eq!(bandwidth, [(Measure::BandwidthGbS, 2.0), (Measure::MessagesPerS, 2e6)]);
-        assert_eq!(Bench::Pipelining.figures(Exercise::Stream, 1000, 10, 5000.0).len(), 1);
+        assert_eq!(Bench::Pipelining.figures(&stream, &burst).len(), 1);
+        // Of what may be lost, only what arrived counts, by the receiver's clock.
+        let delivery = Some(Delivery { sent: 10_000, bytes: 8000, nanoseconds: 2000.0 });
+        let burst = Burst { delivery, cpu_ns: [4000, 2000], ..burst };
+        assert_eq!(Bench::Wire.figures(&stream, &burst), [(Measure::BandwidthGbS, 4.0)]);
+        let cpu = Bench::Wire.figures(&start(Exercise::StreamAsleep, 1000, 10), &burst);
+        assert_eq!(cpu, [(Measure::SenderCpuSPerGb, 0.5), (Measure::ReceiverCpuSPerGb, 0.25)]);
     }
 
     #[test]

@@ -9,8 +9,17 @@ use crate::{Contestant, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The contestant to whom all others are compared.
+/// The contestant to whom all others are compared, but for [`floor`]'s exceptions.
 pub const FLOOR: &str = "raw-ring";
+
+/// The contestant to whom the others of a benchmark are compared.
+pub(crate) fn floor(bench: &str, measure: Measure) -> &'static str {
+    match (bench, measure) {
+        ("wire", Measure::LatencyNs) => Contestant::UdpSpin.name(),
+        ("wire", _) => Contestant::TcpBlock.name(),
+        _ => FLOOR,
+    }
+}
 
 /// What a figure says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -24,6 +33,10 @@ pub enum Measure {
     MessagesPerS,
     /// Memory of both processes, what they share counted once.
     MemoryBytes,
+    /// CPU seconds of the sending process for a gigabyte that arrived.
+    SenderCpuSPerGb,
+    /// CPU seconds of the receiving process for it.
+    ReceiverCpuSPerGb,
 }
 
 impl Measure {
@@ -34,17 +47,19 @@ impl Measure {
             Measure::BandwidthGbS => "bandwidth_gb_s",
             Measure::MessagesPerS => "messages_per_s",
             Measure::MemoryBytes => "memory_bytes",
+            Measure::SenderCpuSPerGb => "sender_cpu_s_per_gb",
+            Measure::ReceiverCpuSPerGb => "receiver_cpu_s_per_gb",
         }
     }
 
     /// True if less is better.
     pub fn less_is_better(self) -> bool {
-        matches!(self, Measure::LatencyNs | Measure::MemoryBytes)
+        !matches!(self, Measure::BandwidthGbS | Measure::MessagesPerS)
     }
 
     /// True if the figure is from a trial that another measure already stands for.
     fn is_second_figure(self) -> bool {
-        self == Measure::MessagesPerS
+        matches!(self, Measure::MessagesPerS | Measure::ReceiverCpuSPerGb)
     }
 }
 
@@ -80,7 +95,8 @@ pub struct Row {
     pub p99: f64,
     /// Trials that count.
     pub count: usize,
-    /// Median over the rounds of the ratio to `raw-ring`; nothing where that did not take part.
+    /// Median over the rounds of the ratio to the floor (`raw-ring`; in `bench wire`, `udp-spin` for
+    /// latency and `tcp-block` for the rest); nothing where that did not take part.
     pub of_floor: Option<f64>,
 }
 
@@ -111,9 +127,9 @@ pub(crate) struct Selection {
     pub(crate) disturbed: Vec<(String, u64)>,
 }
 
-/// Chooses the state (`wanted`, or that of most rounds) and makes the rows. `None` if no trial is in
-/// it.
-pub(crate) fn select(trials: &[Trial], wanted: Option<State>) -> Option<Selection> {
+/// Chooses the state (`wanted`, or that of most rounds) and makes the rows, with ratios to the floors
+/// of `bench`. `None` if no trial is in it.
+pub(crate) fn select(bench: &str, trials: &[Trial], wanted: Option<State>) -> Option<Selection> {
     let mut rounds = Rounds::default();
     let mut one_core = 0;
     for states in states_by_round(trials).into_values() {
@@ -140,7 +156,7 @@ pub(crate) fn select(trials: &[Trial], wanted: Option<State>) -> Option<Selectio
     if kept.trials.is_empty() {
         return None;
     }
-    Some(Selection { state, rounds, rows: rows(&kept.trials), disturbed: kept.disturbed })
+    Some(Selection { state, rounds, rows: rows(bench, &kept.trials), disturbed: kept.disturbed })
 }
 
 /// The trials that count.
@@ -186,25 +202,25 @@ fn majority(states: &[State]) -> State {
         .unwrap_or(State::Disturbed)
 }
 
-fn rows(kept: &[&Trial]) -> Vec<Row> {
+fn rows(bench: &str, kept: &[&Trial]) -> Vec<Row> {
     // Trials come in an order drawn anew each round; rows come in the order of the contestants.
     let known = |name: &str| Contestant::ALL.iter().position(|contestant| contestant.name() == name);
     let mut order: Vec<&'static str> = kept.iter().map(|trial| trial.contestant).collect();
     order.sort_by_key(|name| (known(name).unwrap_or(usize::MAX), *name));
     order.dedup();
     let mut values: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
-    let mut floor: BTreeMap<(u32, Measure, u64), f64> = BTreeMap::new();
+    let mut floors: BTreeMap<(u32, Measure, u64), f64> = BTreeMap::new();
     let mut ratios: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
     for trial in kept {
-        if trial.contestant == FLOOR {
-            floor.insert((trial.round, trial.measure, trial.size), trial.value);
+        if trial.contestant == floor(bench, trial.measure) {
+            floors.insert((trial.round, trial.measure, trial.size), trial.value);
         }
     }
     for trial in kept {
         let place = order.iter().position(|name| *name == trial.contestant).unwrap_or(order.len());
         let key = (trial.measure, trial.size, place);
         values.entry(key).or_default().push(trial.value);
-        if let Some(floor) = floor.get(&(trial.round, trial.measure, trial.size)) {
+        if let Some(floor) = floors.get(&(trial.round, trial.measure, trial.size)) {
             ratios.entry(key).or_default().push(trial.value / floor);
         }
     }
@@ -253,6 +269,10 @@ const UNDISTURBED_LEAST: usize = 3;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn select(trials: &[Trial], wanted: Option<State>) -> Option<Selection> {
+        super::select("latency", trials, wanted)
+    }
 
     fn trial(round: u32, contestant: &'static str, value: f64, state: State) -> Trial {
         Trial { round, contestant, measure: Measure::LatencyNs, size: 4, value, state, preempted: false }
@@ -339,6 +359,16 @@ mod tests {
         let of = |name: &str| rows.iter().find(|row| row.contestant == name).unwrap().of_floor;
         assert_eq!(of(FLOOR), Some(1.0));
         assert!((of("vi").unwrap() - 1.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn on_a_wire_each_measure_has_its_own_floor() {
+        let mut trials = vec![trial(0, "udp-spin", 10e3, State::Near), trial(0, "tcp-block", 20e3, State::Near)];
+        let bandwidth = |name, value| Trial { measure: Measure::BandwidthGbS, ..trial(0, name, value, State::Near) };
+        trials.extend([bandwidth("udp-gso", 6.0), bandwidth("tcp-block", 3.0)]);
+        let rows = super::select("wire", &trials, None).unwrap().rows;
+        let ratios: Vec<_> = rows.iter().map(|row| (row.contestant.as_str(), row.of_floor.unwrap())).collect();
+        assert_eq!(ratios, [("tcp-block", 2.0), ("udp-spin", 1.0), ("tcp-block", 1.0), ("udp-gso", 2.0)]);
     }
 
     #[test]

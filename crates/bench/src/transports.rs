@@ -1,4 +1,4 @@
-//! The contestants: ways for two processes on one host to exchange messages.
+//! The contestants: ways for two processes to exchange messages.
 //!
 //! Each is a [`Transport`], of which both processes have one end. A trial runs [`Transport::ping`]
 //! against [`Transport::pong`], or [`Transport::pour`] against [`Transport::drain`]; the driver
@@ -6,9 +6,11 @@
 
 mod ring;
 mod sockets;
+mod udp;
 pub(crate) mod vi;
 
 use crate::BenchError;
+use crate::network::Wire;
 use crate::pair::{Link, Role};
 use crate::trace::Pulse;
 use serde::{Deserialize, Serialize};
@@ -27,9 +29,9 @@ pub enum Contestant {
     ViBuffered,
     /// Virtual interfaces, payloads read where they are; each message is another frame.
     ViReferenced,
-    /// Loopback TCP, both ends looking without pause.
+    /// TCP, both ends looking without pause.
     TcpSpin,
-    /// Loopback TCP, both ends asleep while there is nothing.
+    /// TCP, both ends asleep while there is nothing.
     TcpBlock,
     /// A Unix stream socket, both ends looking without pause.
     UnixSpin,
@@ -42,11 +44,31 @@ pub enum Contestant {
     StoreAndForward,
     /// Buffered virtual interfaces, pulses as the policy finds them.
     Adaptive,
+    /// UDP and nothing above it, both ends looking without pause: the floor of latency on a wire.
+    UdpSpin,
+    /// UDP packets one way, some of them lost, cut and put together by the kernel: the limit of a wire.
+    UdpGso,
+    /// The same over devices that take packets one by one.
+    UdpSegmented,
+    /// `tcp-block` over devices that take packets one by one.
+    TcpNoOffload,
+    /// Virtual interfaces between hosts, packets with a checksum.
+    ViUdp,
+    /// Virtual interfaces between hosts, packets encrypted.
+    ViUdpSealed,
+    /// `vi-udp` over devices that take packets one by one.
+    ViUdpSegmented,
+    /// `vi-udp` through what can impair packets, which it does not: what impairing costs by itself.
+    #[serde(rename = "vi-udp-impaired-0")]
+    ViUdpImpaired0,
+    /// `vi-udp` with every hundredth packet lost and every hundredth overtaken.
+    #[serde(rename = "vi-udp-impaired-1")]
+    ViUdpImpaired1,
 }
 
 impl Contestant {
     /// Everybody, in the order of reports.
-    pub const ALL: [Contestant; 11] = [
+    pub const ALL: [Contestant; 20] = [
         Contestant::RawRing,
         Contestant::Vi,
         Contestant::ViBuffered,
@@ -58,6 +80,15 @@ impl Contestant {
         Contestant::Fixed1408,
         Contestant::StoreAndForward,
         Contestant::Adaptive,
+        Contestant::UdpSpin,
+        Contestant::UdpGso,
+        Contestant::UdpSegmented,
+        Contestant::TcpNoOffload,
+        Contestant::ViUdp,
+        Contestant::ViUdpSealed,
+        Contestant::ViUdpSegmented,
+        Contestant::ViUdpImpaired0,
+        Contestant::ViUdpImpaired1,
     ];
 
     /// Its name, as in reports.
@@ -74,18 +105,65 @@ impl Contestant {
             Contestant::Fixed1408 => "fixed-1408",
             Contestant::StoreAndForward => "store-and-forward",
             Contestant::Adaptive => "adaptive",
+            Contestant::UdpSpin => "udp-spin",
+            Contestant::UdpGso => "udp-gso",
+            Contestant::UdpSegmented => "udp-segmented",
+            Contestant::TcpNoOffload => "tcp-no-offload",
+            Contestant::ViUdp => "vi-udp",
+            Contestant::ViUdpSealed => "vi-udp-sealed",
+            Contestant::ViUdpSegmented => "vi-udp-segmented",
+            Contestant::ViUdpImpaired0 => "vi-udp-impaired-0",
+            Contestant::ViUdpImpaired1 => "vi-udp-impaired-1",
         }
     }
 
     /// True if it can only spin, which two processes on one CPU must not.
     pub fn only_spins(self) -> bool {
-        matches!(self, Contestant::RawRing | Contestant::TcpSpin | Contestant::UnixSpin)
+        matches!(self, Contestant::RawRing | Contestant::TcpSpin | Contestant::UnixSpin | Contestant::UdpSpin)
+    }
+
+    /// How its packets go, if it has any.
+    pub(crate) fn wire(self) -> Wire {
+        match self {
+            Contestant::UdpSegmented | Contestant::TcpNoOffload | Contestant::ViUdpSegmented => Wire::Segmented,
+            _ => Wire::Whole,
+        }
+    }
+
+    /// Whether it does this exercise with messages of this size.
+    pub(crate) fn takes_part(self, exercise: Exercise, size: usize) -> bool {
+        match self {
+            // All packets of a message must fit the receiver's buffer at once.
+            Contestant::UdpSpin => exercise == Exercise::PingPong && size <= UDP_MESSAGE_BYTES_MAX,
+            Contestant::UdpGso => exercise != Exercise::PingPong,
+            Contestant::UdpSegmented
+            | Contestant::TcpNoOffload
+            | Contestant::ViUdpSegmented
+            | Contestant::ViUdpImpaired0
+            | Contestant::ViUdpImpaired1 => exercise == Exercise::Stream,
+            Contestant::TcpBlock | Contestant::ViUdp | Contestant::ViUdpSealed => true,
+            _ => exercise != Exercise::StreamAsleep,
+        }
+    }
+
+    /// Whether its messages go over UDP, and stay with the sender until the receiver has said that it
+    /// has them: both ends have work left when a burst is over.
+    pub(crate) fn needs_tending(self) -> bool {
+        matches!(
+            self,
+            Contestant::ViUdp
+                | Contestant::ViUdpSealed
+                | Contestant::ViUdpSegmented
+                | Contestant::ViUdpImpaired0
+                | Contestant::ViUdpImpaired1
+        )
     }
 
     /// What it may wait for its CPU in a trial of so many nanoseconds before something else must have
     /// run: whoever sleeps waits a little each time it is woken.
-    pub(crate) fn lost_ns_max(self, nanoseconds: f64) -> f64 {
-        let part = if matches!(self, Contestant::TcpBlock | Contestant::UnixBlock) { 0.3 } else { 0.02 };
+    pub(crate) fn lost_ns_max(self, exercise: Exercise, nanoseconds: f64) -> f64 {
+        let blocks = matches!(self, Contestant::TcpBlock | Contestant::UnixBlock | Contestant::TcpNoOffload);
+        let part = if blocks || exercise == Exercise::StreamAsleep { 0.3 } else { 0.02 };
         part * nanoseconds + 5_000.0
     }
 
@@ -94,8 +172,8 @@ impl Contestant {
     pub(crate) fn meet(self, link: &mut Link, size_max: usize) -> Result<Box<dyn Transport>, BenchError> {
         match self {
             Contestant::RawRing => ring::RawRing::meet(link),
-            Contestant::TcpSpin => sockets::tcp(link, true),
-            Contestant::TcpBlock => sockets::tcp(link, false),
+            Contestant::TcpSpin => sockets::tcp(self, link, true),
+            Contestant::TcpBlock | Contestant::TcpNoOffload => sockets::tcp(self, link, false),
             Contestant::UnixSpin => sockets::unix(link, true),
             Contestant::UnixBlock => sockets::unix(link, false),
             Contestant::Vi
@@ -104,6 +182,13 @@ impl Contestant {
             | Contestant::Fixed1408
             | Contestant::StoreAndForward
             | Contestant::Adaptive => vi::meet(self, link, size_max),
+            Contestant::UdpSpin => udp::UdpSpin::meet(link),
+            Contestant::UdpGso | Contestant::UdpSegmented => udp::Blast::meet(self, link),
+            Contestant::ViUdp
+            | Contestant::ViUdpSealed
+            | Contestant::ViUdpSegmented
+            | Contestant::ViUdpImpaired0
+            | Contestant::ViUdpImpaired1 => vi::meet_over_udp(self, link, size_max),
         }
     }
 }
@@ -137,6 +222,19 @@ pub(crate) enum Exercise {
     PingPong,
     /// Messages one way, then one short acknowledgement.
     Stream,
+    /// The same, both ends asleep while there is nothing, to count the CPU time of it.
+    StreamAsleep,
+}
+
+/// What arrived of a stream of which some may be lost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Delivery {
+    /// Bytes sent.
+    pub(crate) sent: u64,
+    /// Bytes arrived.
+    pub(crate) bytes: u64,
+    /// From the first to the last of them, by the receiver's clock.
+    pub(crate) nanoseconds: f64,
 }
 
 /// One end of a contestant. What every message has in common: it is data that the receiver does not
@@ -161,6 +259,21 @@ pub(crate) trait Transport {
         Ok(())
     }
 
+    /// Whether to sleep from now on while there is nothing, or to look without pause, for those who
+    /// can do both.
+    fn wait_asleep(&mut self, _asleep: bool) {}
+
+    /// Does what is left to do for the other side after a burst; whether it has nothing left to do of
+    /// its own.
+    fn tend(&mut self) -> Result<bool, BenchError> {
+        Ok(true)
+    }
+
+    /// What arrived of what the driver last poured, where that may be less.
+    fn take_delivery(&mut self) -> Option<Delivery> {
+        None
+    }
+
     /// Starts recording pulses, up to `capacity` of them, where there are any.
     fn record_pulses(&mut self, _capacity: usize) {}
 
@@ -179,7 +292,7 @@ pub(crate) trait Transport {
     fn lead(&mut self, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
         match exercise {
             Exercise::PingPong => self.ping(size, count),
-            Exercise::Stream => self.pour(size, count),
+            Exercise::Stream | Exercise::StreamAsleep => self.pour(size, count),
         }
     }
 
@@ -187,7 +300,7 @@ pub(crate) trait Transport {
     fn follow(&mut self, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
         match exercise {
             Exercise::PingPong => self.pong(size, count),
-            Exercise::Stream => self.drain(size, count),
+            Exercise::Stream | Exercise::StreamAsleep => self.drain(size, count),
         }
     }
 }
@@ -216,6 +329,8 @@ impl Ordinary {
 }
 
 const PAGE: usize = 4096;
+/// Most bytes of a message of several UDP packets.
+const UDP_MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {

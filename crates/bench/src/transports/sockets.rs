@@ -1,29 +1,41 @@
-//! The kernel's own: loopback TCP and Unix stream sockets, spinning or blocking.
+//! The kernel's own: TCP and Unix stream sockets, spinning or blocking.
 
-use super::{Ordinary, Transport};
+use super::{Contestant, Ordinary, Transport};
 use crate::BenchError;
 use crate::pair::{Link, PATIENCE, Patience, Role};
 use highwire_mem::CourierError;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-/// A loopback TCP connection, with the kernel's combining of small writes switched off.
-pub(super) fn tcp(link: &mut Link, spinning: bool) -> Result<Box<dyn Transport>, BenchError> {
+/// A TCP connection, with the kernel's combining of small writes switched off.
+pub(super) fn tcp(contestant: Contestant, link: &mut Link, spinning: bool) -> Result<Box<dyn Transport>, BenchError> {
     let stream = match link.role {
         Role::Driver => {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-            link.tell(&listener.local_addr()?.port(), &[])?;
-            listener.accept()?.0
+            let listener = TcpListener::bind((link.address(contestant.wire())?, 0))?;
+            link.tell(&listener.local_addr()?, &[])?;
+            accept(&listener)?
         }
-        Role::Peer => TcpStream::connect((Ipv4Addr::LOCALHOST, link.hear::<u16>()?.0))?,
+        Role::Peer => TcpStream::connect_timeout(&link.hear::<SocketAddr>()?.0, PATIENCE)?,
     };
     stream.set_nodelay(true)?;
     stream.set_nonblocking(spinning)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     Ok(Box::new(Socket::new(stream)))
+}
+
+/// The first connection; not waited for without end, since the other side may have failed.
+fn accept(listener: &TcpListener) -> Result<TcpStream, BenchError> {
+    listener.set_nonblocking(true)?;
+    let mut patience = Patience::default();
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => return Ok(stream),
+            Err(error) => retry(&error, &mut patience)?,
+        }
+    }
 }
 
 /// A pair of Unix stream sockets.

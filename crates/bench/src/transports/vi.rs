@@ -14,10 +14,37 @@ use highwire::{
     Buffer, Completion, CompletionQueue, ListenError, Listener, Message, Nic, Operation, Path, Payload, PostError,
     PulseRecord, Pulses, Receive, Vi, ViOptions,
 };
+use highwire_link::Impairments;
 use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 
 pub(super) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Box<dyn Transport>, BenchError> {
-    Ok(Box::new(Interface::meet(contestant, link, size_max)?))
+    let nic = Nic::open().map_err(BenchError::library(contestant.name(), "opening a Nic"))?;
+    Ok(Box::new(Interface::meet(contestant, nic, link, size_max, POSTED)?))
+}
+
+/// The same between hosts.
+pub(super) fn meet_over_udp(
+    contestant: Contestant,
+    link: &mut Link,
+    size_max: usize,
+) -> Result<Box<dyn Transport>, BenchError> {
+    let mut interface = |bytes, posted| Interface::meet(contestant, nic_over_udp(contestant)?, link, bytes, posted);
+    let small = interface(size_max.min(SMALL_BYTES_MAX), POSTED_SMALL)?;
+    let large = if size_max > SMALL_BYTES_MAX { Some(interface(size_max, POSTED_LARGE)?) } else { None };
+    Ok(Box::new(BySize { small, large }))
+}
+
+/// A Nic that sends over UDP, driven by whoever waits for it.
+fn nic_over_udp(contestant: Contestant) -> Result<Nic, BenchError> {
+    let sealed = contestant == Contestant::ViUdpSealed;
+    let impairments = match contestant {
+        Contestant::ViUdpImpaired0 => Some(Impairments::default()),
+        Contestant::ViUdpImpaired1 => Some(Impairments { loss: 0.01, reordering: 0.01, ..Impairments::default() }),
+        _ => None,
+    };
+    let why = format!("not built yet (sealed: {sealed}, impairments: {impairments:?})");
+    Err(BenchError::Library { contestant: contestant.name(), what: "opening a Nic over UDP", why })
 }
 
 /// One side's end of a connected virtual interface.
@@ -31,7 +58,9 @@ struct Interface {
     hot: bool,
     in_place: bool,
     chooses: bool,
-    /// Buffers posted for sending that the library has not copied yet.
+    /// The sender keeps a message until the receiver has said that it has it.
+    over_udp: bool,
+    /// Messages posted for sending that the library has not copied yet, or still keeps.
     uncopied: usize,
     /// Buffers to send from, for messages of `size`; the token of a send is its size.
     frames: VecDeque<Buffer>,
@@ -48,11 +77,18 @@ struct Interface {
 }
 
 impl Interface {
-    fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Interface, BenchError> {
+    fn meet(
+        contestant: Contestant,
+        nic: Nic,
+        link: &mut Link,
+        size_max: usize,
+        posted: usize,
+    ) -> Result<Interface, BenchError> {
         let name = contestant.name();
-        let nic = Nic::open().map_err(BenchError::library(name, "opening a Nic"))?;
         let queue = nic.completion_queue().map_err(BenchError::library(name, "making a completion queue"))?;
-        let vi = connect_many(name, &nic, link, &options(contestant).queue(&queue), 1)?;
+        let over_udp = contestant.needs_tending();
+        let at = if over_udp { Some(link.address(contestant.wire())?) } else { None };
+        let vi = connect_many(name, &nic, link, at, &options(contestant).queue(&queue), 1)?;
         let vi = vi.into_iter().next().ok_or(BenchError::NobodyLeft)?;
         let in_place = contestant == Contestant::ViReferenced;
         let mut interface = Interface {
@@ -64,6 +100,7 @@ impl Interface {
             hot: true,
             in_place,
             chooses: contestant == Contestant::Vi,
+            over_udp,
             uncopied: 0,
             frames: VecDeque::new(),
             size: 0,
@@ -76,7 +113,7 @@ impl Interface {
         if in_place {
             interface.spare.extend((0..POSTED_IN_PLACE).map(|_| Receive::new(0).in_place()));
         } else {
-            for buffer in interface.buffers(size_max, POSTED)? {
+            for buffer in interface.buffers(size_max, posted)? {
                 interface.spare.push(Receive::new(0).into(buffer));
             }
         }
@@ -167,6 +204,7 @@ impl Interface {
                 }
             }
             // A copy of bytes was sent.
+            _ if self.over_udp && operation == Operation::Send => self.uncopied -= 1,
             _ => {}
         }
         Ok(())
@@ -196,7 +234,10 @@ impl Interface {
         let mut patience = Patience::default();
         loop {
             match self.vi.send_bytes(size as u64, self.ordinary.of(size)) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.uncopied += usize::from(self.over_udp);
+                    return Ok(());
+                }
                 // A refused copy leaves nothing behind that could be waited for; a posted one does.
                 Err(PostError::NoRoom { .. }) if !self.spinning => return self.send_buffer(size),
                 Err(PostError::NoRoom { .. }) => self.put_away()?,
@@ -234,11 +275,21 @@ impl Interface {
     fn change_size(&mut self, size: usize) -> Result<(), BenchError> {
         let frames = match self.parked.remove(&size) {
             Some(frames) => frames,
-            None => self.buffers(size, if self.in_place { FRAMES_IN_PLACE } else { 2 })?,
+            None => self.buffers(size, self.frames_of(size))?,
         };
         let parked = std::mem::replace(&mut self.frames, frames);
         self.parked.insert(std::mem::replace(&mut self.size, size), parked);
         Ok(())
+    }
+
+    /// Buffers to send messages of a size from: what may be under way at a time.
+    fn frames_of(&self, size: usize) -> usize {
+        match self.over_udp {
+            _ if self.in_place => FRAMES_IN_PLACE,
+            true if size <= SMALL_BYTES_MAX => POSTED_SMALL,
+            true => POSTED_LARGE,
+            false => 2,
+        }
     }
 
     /// Puts away what has completed.
@@ -340,6 +391,15 @@ impl Transport for Interface {
         self.settle()
     }
 
+    fn wait_asleep(&mut self, asleep: bool) {
+        self.spinning = !asleep;
+    }
+
+    fn tend(&mut self) -> Result<bool, BenchError> {
+        self.put_away()?;
+        Ok(self.uncopied == 0)
+    }
+
     fn record_pulses(&mut self, capacity: usize) {
         self.vi.sender().record_pulses(capacity);
         self.vi.receiver().record_pulses(capacity);
@@ -360,6 +420,54 @@ impl Transport for Interface {
     }
 }
 
+/// Between hosts, receives must lie ready for all that is under way: many for small messages, few for
+/// large ones, or they would not stay in the caches. So there is a VI for each.
+struct BySize {
+    small: Interface,
+    large: Option<Interface>,
+}
+
+impl BySize {
+    fn of(&mut self, size: usize) -> &mut Interface {
+        match &mut self.large {
+            Some(large) if size > SMALL_BYTES_MAX => large,
+            _ => &mut self.small,
+        }
+    }
+}
+
+impl Transport for BySize {
+    fn prepare(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        self.of(size).prepare(size, count)
+    }
+
+    fn ping(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        self.of(size).ping(size, count)
+    }
+
+    fn pong(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        self.of(size).pong(size, count)
+    }
+
+    fn pour(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        self.of(size).pour(size, count)
+    }
+
+    fn drain(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        self.of(size).drain(size, count)
+    }
+
+    fn wait_asleep(&mut self, asleep: bool) {
+        self.small.wait_asleep(asleep);
+        self.large.iter_mut().for_each(|large| large.wait_asleep(asleep));
+    }
+
+    fn tend(&mut self) -> Result<bool, BenchError> {
+        let large = self.large.as_mut().map_or(Ok(true), Interface::tend)?;
+        Ok(self.small.tend()? && large)
+    }
+}
+
 fn options<'a>(contestant: Contestant) -> ViOptions<'a> {
     let buffered = |pulses| ViOptions::new().path(Path::Buffered).pulses(pulses);
     match contestant {
@@ -371,18 +479,24 @@ fn options<'a>(contestant: Contestant) -> ViOptions<'a> {
     }
 }
 
-/// Connects this process's ends of `count` VIs; the driver listens.
+/// Connects this process's ends of `count` VIs; the driver listens, at its own address where it has one
+/// on a network.
 pub(crate) fn connect_many(
     name: &'static str,
     nic: &Nic,
     link: &mut Link,
+    at: Option<IpAddr>,
     options: &ViOptions<'_>,
     count: usize,
 ) -> Result<Vec<Vi>, BenchError> {
     match link.role {
         Role::Driver => {
             // Given up again as soon as all have met.
-            let listener = listen(nic).map_err(BenchError::library(name, "listening"))?;
+            let listener = match at {
+                Some(address) => nic.listen(&format!("udp:{}", SocketAddr::new(address, 0))),
+                None => listen(nic),
+            };
+            let listener = listener.map_err(BenchError::library(name, "listening"))?;
             link.tell(&listener.address(), &[])?;
             let accept = |_| listener.accept_with(PATIENCE, options).map_err(BenchError::library(name, "accepting"));
             (0..count).map(accept).collect()
@@ -413,6 +527,11 @@ const LINE: usize = 64;
 /// Receives posted ahead: one is filled while the other is handed back.
 const POSTED: usize = 2;
 const POSTED_IN_PLACE: usize = 64;
+
+/// Messages under way between hosts, and receives posted for them.
+const POSTED_SMALL: usize = 64;
+const POSTED_LARGE: usize = 16;
+const SMALL_BYTES_MAX: usize = 64 << 10;
 
 /// Up to here a program sends bytes; beyond, it posts registered buffers.
 const SEND_BYTES_MAX: usize = 4096;

@@ -1,0 +1,40 @@
+//! `bench wire`: contestants between two network namespaces, in rounds like all others.
+
+use crate::network::{Keeper, Network, Wire, is_allowed};
+use crate::rounds::{self, Record};
+use crate::transports::{Contestant, Exercise};
+use crate::{BenchError, Options, Report};
+use std::time::Instant;
+
+/// Makes the network, measures, and removes the network.
+pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
+    let mut record = Record::new(options, began);
+    let keeper = if options.loopback {
+        None
+    } else if is_allowed() {
+        Some(keeper(options, &mut record.notes)?)
+    } else {
+        let note = "OVER LOOPBACK, NOT BETWEEN NAMESPACES: this process may not make any; run it as root";
+        record.notes.push(note.to_owned());
+        None
+    };
+    record.network = Some(if keeper.is_some() { "veth" } else { "loopback" });
+    if options.programme().iter().any(|(exercise, _)| *exercise == Exercise::StreamAsleep) {
+        let note = "CPU time of a sender has some of the receiver's work in it: the kernel carries a packet up to the \
+                    receiver's socket on the sender's CPU, in the sender's name";
+        record.notes.push(note.to_owned());
+    }
+    rounds::measure(record, &keeper.as_ref().map_or_else(Network::loopback, |keeper| keeper.network.clone()))
+}
+
+fn keeper(options: &Options, notes: &mut Vec<String>) -> Result<Keeper, BenchError> {
+    let segmented = |contestants: &[Contestant]| contestants.iter().any(|who| who.wire() == Wire::Segmented);
+    let keeper = Keeper::start(segmented(&options.contestants_or_default()))?;
+    if let Some(why) = &keeper.not_segmented {
+        if segmented(&options.contestants) {
+            return Err(BenchError::Network(why.clone()));
+        }
+        notes.push(format!("OFFLOADS CANNOT BE SWITCHED OFF: {why}"));
+    }
+    Ok(keeper)
+}
