@@ -18,6 +18,42 @@ pub(crate) enum BenchCommand {
     Pipelining(CommonArgs),
     /// Memory and latency of 1, 100 and 1,000 virtual interfaces between two processes
     Connections(CommonArgs),
+    /// Latency, bandwidth and CPU time over a network: UDP, TCP, and virtual interfaces over UDP
+    ///
+    /// Makes two network namespaces, which are like two hosts, joins them by virtual Ethernet (veth),
+    /// puts a process into each, and removes everything at the end, however that comes. This needs
+    /// root, and the program `ip` (Debian: iproute2). Without root both processes stay where they are
+    /// and talk over loopback; the report says so.
+    ///
+    /// Veth passes on what a sender hands over at once in one piece, as a network card with offloads
+    /// does. A second pair of devices has that switched off (with `ethtool`, Debian: ethtool): there
+    /// every packet of 1500 bytes is sent and received by itself.
+    ///
+    /// Measured are one-way latency (4 B to 64 KiB), bandwidth (1 KiB to 1 MiB), and at 1 MiB the CPU
+    /// time that each side needs for a gigabyte. Ratios are to `udp-spin` for latency, and to
+    /// `tcp-block` for the rest.
+    Wire(WireArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WireArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Contestants to measure, separated by commas [default: the kernel's own]
+    ///
+    /// The kernel's own: udp-spin (latency: ping-pong, both sides looking without pause), udp-gso
+    /// (bandwidth: packets without end, some lost; what arrives is the limit of the network),
+    /// udp-segmented (the same, packets one by one), tcp-spin (looking without pause), tcp-block (asleep
+    /// while there is nothing), tcp-no-offload (bandwidth, packets one by one).
+    ///
+    /// Highwire: vi-udp (packets with a checksum), vi-udp-sealed (encrypted), vi-udp-segmented
+    /// (bandwidth, packets one by one), vi-udp-impaired-0 and vi-udp-impaired-1 (bandwidth with 0 % and
+    /// 1 % of the packets lost and as many overtaken).
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    contestants: Vec<Contestant>,
+    /// Measure over loopback, as is done without root
+    #[arg(long)]
+    loopback: bool,
 }
 
 #[derive(Debug, Args)]
@@ -66,6 +102,7 @@ enum StateArg {
 }
 
 pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
+    let mut loopback = false;
     let (bench, common, contestants, peers) = match command {
         BenchCommand::Latency(TransportArgs { common, contestants, peers }) => {
             (Bench::Latency, common, contestants, peers)
@@ -75,9 +112,18 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
         }
         BenchCommand::Pipelining(common) => (Bench::Pipelining, common, Vec::new(), false),
         BenchCommand::Connections(common) => (Bench::Connections, common, Vec::new(), false),
+        BenchCommand::Wire(args) => {
+            loopback = args.loopback;
+            (Bench::Wire, args.common, args.contestants, false)
+        }
     };
     if let Some(size) = common.sizes.iter().find(|size| **size > bench.size_max()) {
         let what = format!("{size} is more than the {} that `bench {}` can do", bench.size_max(), bench.name());
+        clap::Error::raw(clap::error::ErrorKind::ValueValidation, what + "\n").exit();
+    }
+    if let Some(stranger) = contestants.iter().find(|contestant| !bench.candidates().contains(contestant)) {
+        let names: Vec<&str> = bench.candidates().iter().map(|contestant| contestant.name()).collect();
+        let what = format!("{stranger} has no part in `bench {}`; there are {}", bench.name(), names.join(", "));
         clap::Error::raw(clap::error::ErrorKind::ValueValidation, what + "\n").exit();
     }
     let options = Options {
@@ -90,6 +136,7 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
         }),
         one_core: common.one_core,
         peers,
+        loopback,
         progress: true,
         command: command_line(std::env::args()),
         ..Options::new(bench)

@@ -28,13 +28,13 @@ enum Command {
     /// Starts a second process and exchanges messages with it through a virtual interface in shared
     /// memory and through loopback TCP, in turn. Takes a few seconds.
     Demo(demo::DemoArgs),
-    /// Measure latency, bandwidth, pipelining or many connections, beside other ways
+    /// Measure latency, bandwidth, pipelining, many connections or a network, beside other ways
     ///
     /// All contestants run in one go, interleaved round by round, each trial between two probes of
     /// the time that a cache line takes from one CPU to the other. On virtual machines that time
     /// changes by itself (`near`: about 50 ns, `far`: about 250 ns) and decides all other figures;
     /// so every row of a report is from the same state, and the figure to judge by is the ratio to
-    /// `raw-ring`, the floor, taken round by round.
+    /// `raw-ring`, the floor, taken round by round; on a network, to the kernel's own UDP and TCP.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Answer every message with itself, for `highwire ping` on this host or another
@@ -58,6 +58,15 @@ enum Command {
     BenchPeer {
         /// Process number of the one that measures
         parent: u32,
+    },
+    /// Makes the network of a measurement, and removes it again
+    #[command(name = highwire_bench::NETWORK_COMMAND, hide = true)]
+    BenchNetwork {
+        /// Process number of the one that measures
+        owner: u32,
+        /// Whether there is to be a device with its offloads off
+        #[arg(action = clap::ArgAction::Set)]
+        segmented: bool,
     },
     /// Another library's program, on a CPU of its own
     #[command(name = highwire_bench::OUTSIDER_COMMAND, hide = true)]
@@ -96,6 +105,9 @@ fn main() -> ExitCode {
         Command::BenchPeer { parent } => {
             // What went wrong was told to the process that measures, and is its to report.
             return highwire_bench::serve_peer(parent).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
+        Command::BenchNetwork { owner, segmented } => {
+            highwire_bench::keep_network(owner, segmented).map_err(Into::into)
         }
         Command::BenchOutsider(OutsiderArgs { parent, cpu, program, arguments }) => {
             Err(highwire_bench::become_outsider(parent, cpu, &program, &arguments).into())

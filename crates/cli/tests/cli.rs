@@ -31,6 +31,9 @@ fn a_wrong_command_line_ends_with_2_and_says_what_is_right() {
         (&["bench", "speed"], "speed"),
         (&["bench", "latency", "--state", "middle"], "possible values: near, far"),
         (&["bench", "latency", "--contestants", "raw-ring,fastest"], "there are raw-ring, vi, vi-buffered"),
+        (&["bench", "latency", "--contestants", "vi,udp-spin"], "udp-spin has no part in `bench latency`"),
+        (&["bench", "wire", "--contestants", "vi"], "there are udp-spin, udp-gso"),
+        (&["bench", "wire", "--sizes", "5M"], "4194304"),
         (&["bench", "latency", "--seconds", "0"], "from 0.5 to 86400"),
         (&["bench", "latency", "--seconds", "soon"], "from 0.5 to 86400"),
         (&["bench", "latency", "--sizes", "0"], "as 64, 8K or 1M"),
@@ -209,6 +212,70 @@ fn stopping_it_leaves_no_process_and_nothing_in_the_way_of_the_next() {
 }
 
 #[test]
+fn a_wire_is_measured_and_taken_away_again() {
+    let place = Place::new();
+    let left_behind = format!("{NAMESPACE}{}-driver", u32::MAX);
+    if root() {
+        // No process has this number: whose it was is gone.
+        Command::new("ip").args(["netns", "add", &left_behind]).assert().success();
+    }
+    let run = place.highwire(WIRE).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let own = format!("{NAMESPACE}{}-", run.id());
+    let out = run.wait_with_output().unwrap().assert().code(0);
+    assert_eq!(stderr(&out), "", "a run that went well has nothing to complain of");
+    let report: Value = serde_json::from_str(&stdout(&out)).unwrap();
+    assert_eq!(report["network"], if root() { "veth" } else { "loopback" }, "{report}");
+    assert_is_wire_report(&report);
+    let names = namespaces();
+    assert!(!names.contains(&left_behind), "{left_behind} was not removed");
+    assert!(!names.iter().any(|name| name.starts_with(&own)), "{names:?}");
+}
+
+#[test]
+fn a_wire_without_root_is_loopback_and_says_so() {
+    let place = Place::new();
+    let program = place.path().join("highwire");
+    std::fs::copy(BINARY, &program).unwrap();
+    let mut command = Command::new(&program);
+    command.args(WIRE).current_dir("/");
+    if root() {
+        std::fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let report: Value = serde_json::from_str(&stdout(&command.assert().code(0))).unwrap();
+    assert_eq!(report["network"], "loopback");
+    assert!(report["notes"][0].as_str().unwrap().contains("OVER LOOPBACK"), "{}", report["notes"]);
+    assert_is_wire_report(&report);
+    let forced = stdout(&place.highwire(&[WIRE, &["--loopback"]].concat()).assert().code(0));
+    assert_eq!(serde_json::from_str::<Value>(&forced).unwrap()["network"], "loopback");
+}
+
+#[test]
+fn stopping_a_wire_leaves_no_namespace() {
+    if !root() {
+        eprintln!("NOT TESTED, needs root: namespaces of a run that is stopped");
+        return;
+    }
+    let place = Place::new();
+    // As soon as there is something to leave behind, and once it is measuring.
+    for (signal, whole_group, after) in
+        [("INT", true, 0), ("INT", false, 500), ("TERM", false, 100), ("KILL", false, 500)]
+    {
+        let mut command = place.highwire(&["bench", "wire", "--seconds", "60"]);
+        let mut run = command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let group = run.id();
+        let own = format!("{NAMESPACE}{group}-");
+        let exists = || namespaces().iter().any(|name| name.starts_with(&own));
+        until("there is a namespace", exists);
+        std::thread::sleep(Duration::from_millis(after));
+        send_signal(signal, if whole_group { format!("-{group}") } else { group.to_string() });
+        assert!(!wait(&mut run).success(), "SIG{signal}: a run that was stopped did not go well");
+        until("no namespace is left", || !exists());
+        until("nobody is left", || members(group).is_empty());
+    }
+}
+
+#[test]
 fn a_reader_that_has_read_enough_is_not_a_failure() {
     let place = Place::new();
     for arguments in [&[][..], &["bench", "latency", "--json", "--seconds", "1", "--sizes", "4"]] {
@@ -326,6 +393,36 @@ fn assert_is_latency_report(text: &str) {
     assert!(alone || rows[0]["of_floor"] == 1.0, "the floor is what all are measured by");
 }
 
+/// That the report is what [`WIRE`] is to make.
+fn assert_is_wire_report(report: &Value) {
+    let rows = report["rows"].as_array().unwrap();
+    let row = |contestant: &str, measure: &str| {
+        let found = rows.iter().find(|row| row["contestant"] == contestant && row["measure"] == measure);
+        found.unwrap_or_else(|| panic!("no {measure} of {contestant} in {report}"))
+    };
+    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
+        return;
+    }
+    assert_eq!(row("udp-spin", "latency_ns")["of_floor"], 1.0);
+    for row in [row("udp-spin", "latency_ns"), row("tcp-spin", "latency_ns"), row("tcp-spin", "bandwidth_gb_s")] {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {row}"));
+        let quantiles = ["p10", "median", "p90", "p99"].map(number);
+        assert!(quantiles[0] > 0.0 && quantiles.is_sorted() && number("count") >= 1.0, "{row}");
+        assert_eq!(row["size"], 4);
+    }
+    assert_eq!(rows.len(), 3, "{report}");
+}
+
+/// The network namespaces that have names.
+fn namespaces() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/var/run/netns") else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}
+
+fn root() -> bool {
+    std::fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
 /// Processes of a group that have not ended.
 fn members(group: u32) -> Vec<u32> {
     let numbers =
@@ -363,5 +460,9 @@ fn until(what: &str, mut look: impl FnMut() -> bool) {
 const BINARY: &str = env!("CARGO_BIN_EXE_highwire");
 const LATENCY: &[&str] =
     &["bench", "latency", "--json", "--seconds", "3", "--sizes", "4", "--contestants", "raw-ring,vi,tcp-spin"];
+const WIRE: &[&str] =
+    &["bench", "wire", "--json", "--seconds", "1", "--sizes", "4", "--contestants", "udp-spin,tcp-spin"];
+/// How the names of its namespaces begin.
+const NAMESPACE: &str = "highwire-bench-";
 /// The user whom nothing belongs to.
 const NOBODY: u32 = 65534;
