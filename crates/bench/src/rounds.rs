@@ -80,7 +80,7 @@ fn programme(
         if record.began.elapsed().as_secs_f64() < options.seconds * CALIBRATION_PART_MAX {
             cards.push(calibrate(contest, options.bench, &taking_part, exercise, size)?);
         } else {
-            left_out.push(bytes_label(size as u64));
+            left_out.push(format!("{} of {}", exercise.figure(), bytes_label(size as u64)));
         }
     }
     if !left_out.is_empty() {
@@ -435,7 +435,7 @@ mod tests {
         let bandwidth = Bench::Bandwidth.figures(&stream, &burst);
         assert_eq!(bandwidth, [(Measure::BandwidthGbS, 2.0), (Measure::MessagesPerS, 2e6)]);
         assert_eq!(Bench::Pipelining.figures(&stream, &burst).len(), 1);
-        // Of what may be lost, only what arrived counts, by the receiver's clock.
+        // Of what may be lost, only what arrived counts, and the time that took.
         let delivery = Some(Delivery { sent: 10_000, bytes: 8000, nanoseconds: 2000.0 });
         let burst = Burst { delivery, cpu_ns: [4000, 2000], ..burst };
         assert_eq!(Bench::Wire.figures(&stream, &burst), [(Measure::BandwidthGbS, 4.0)]);

@@ -226,6 +226,17 @@ pub(crate) enum Exercise {
     StreamAsleep,
 }
 
+impl Exercise {
+    /// What it is done for.
+    pub(crate) fn figure(self) -> &'static str {
+        match self {
+            Exercise::PingPong => "latency",
+            Exercise::Stream => "bandwidth",
+            Exercise::StreamAsleep => "CPU time",
+        }
+    }
+}
+
 /// What arrived of a stream of which some may be lost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Delivery {
@@ -233,7 +244,7 @@ pub(crate) struct Delivery {
     pub(crate) sent: u64,
     /// Bytes arrived.
     pub(crate) bytes: u64,
-    /// From the first to the last of them, by the receiver's clock.
+    /// From the first to the last of them, on the side where that took longer.
     pub(crate) nanoseconds: f64,
 }
 

@@ -29,7 +29,8 @@ pub(super) fn meet_over_udp(
     link: &mut Link,
     size_max: usize,
 ) -> Result<Box<dyn Transport>, BenchError> {
-    let mut interface = |bytes, posted| Interface::meet(contestant, nic_over_udp(contestant)?, link, bytes, posted);
+    let nic = nic_over_udp(contestant)?;
+    let mut interface = |bytes, posted| Interface::meet(contestant, nic.clone(), link, bytes, posted);
     let small = interface(size_max.min(SMALL_BYTES_MAX), POSTED_SMALL)?;
     let large = if size_max > SMALL_BYTES_MAX { Some(interface(size_max, POSTED_LARGE)?) } else { None };
     Ok(Box::new(BySize { small, large }))
