@@ -11,10 +11,9 @@ use crate::BenchError;
 use crate::pair::{Link, PATIENCE, Patience, Role};
 use crate::trace::Pulse;
 use highwire::{
-    Buffer, Completion, CompletionQueue, ListenError, Listener, Message, Nic, Operation, Path, Payload, PostError,
-    PulseRecord, Pulses, Receive, Vi, ViOptions,
+    Buffer, ClusterKey, Completion, CompletionQueue, Config, Driver, Impairments, Keys, ListenError, Listener, Message,
+    Nic, Operation, Path, Payload, PostError, PulseRecord, Pulses, Receive, Vi, ViOptions, WireConfig,
 };
-use highwire_link::Impairments;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
@@ -38,14 +37,20 @@ pub(super) fn meet_over_udp(
 
 /// A Nic that sends over UDP, driven by whoever waits for it.
 fn nic_over_udp(contestant: Contestant) -> Result<Nic, BenchError> {
-    let sealed = contestant == Contestant::ViUdpSealed;
+    let keys = match contestant {
+        // What it protects is worth nothing; both sides just have to have the same.
+        Contestant::ViUdpSealed => Keys::new(ClusterKey::from_random([1; 32])),
+        _ => Keys::insecure(),
+    };
     let impairments = match contestant {
-        Contestant::ViUdpImpaired0 => Some(Impairments::default()),
-        Contestant::ViUdpImpaired1 => Some(Impairments { loss: 0.01, reordering: 0.01, ..Impairments::default() }),
+        Contestant::ViUdpImpaired0 => Some((Impairments::default(), SEED)),
+        Contestant::ViUdpImpaired1 => {
+            Some((Impairments { loss: 0.01, reordering: 0.01, ..Impairments::default() }, SEED))
+        }
         _ => None,
     };
-    let why = format!("not built yet (sealed: {sealed}, impairments: {impairments:?})");
-    Err(BenchError::Library { contestant: contestant.name(), what: "opening a Nic over UDP", why })
+    let wire = WireConfig { keys, insecure: true, driver: Driver::Caller, impairments, ..WireConfig::default() };
+    Nic::with_wire(Config::default(), wire).map_err(BenchError::library(contestant.name(), "opening a Nic over UDP"))
 }
 
 /// One side's end of a connected virtual interface.
@@ -526,6 +531,8 @@ const NAMES_MAX: u32 = 64;
 const LINE: usize = 64;
 
 /// Receives posted ahead: one is filled while the other is handed back.
+/// What decides which packets are lost.
+const SEED: u64 = 1;
 const POSTED: usize = 2;
 const POSTED_IN_PLACE: usize = 64;
 
