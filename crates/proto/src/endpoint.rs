@@ -264,7 +264,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         match header.kind {
             Kind::Hello => self.handle_hello(now, from, packet, entropy),
             Kind::Welcome => self.handle_welcome(now, from, header.session, packet),
-            _ => self.handle_sealed(now, from, header.session, packet),
+            _ => self.handle_sealed(now, from, header, packet),
         }
     }
 
@@ -321,9 +321,10 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         }
     }
 
-    fn handle_sealed(&mut self, now: Duration, from: SocketAddr, number: u32, packet: &[u8]) {
+    fn handle_sealed(&mut self, now: Duration, from: SocketAddr, header: Header, packet: &[u8]) {
+        let number = header.session;
         if let Some(open) = self.sessions.get_mut(&number) {
-            match open.session.handle_packet(now, packet) {
+            match open.session.handle_parsed(now, header, packet) {
                 // It is authentic and newer than all before, so its sender is where it came from [W-60].
                 Ok(()) if open.session.heard_newest() => open.peer = from,
                 // Older than another that came, or taken by nobody and so perhaps a copy: it says nothing

@@ -1,4 +1,6 @@
 //! Packets that were sent, until they are acknowledged or given up for lost.
+//!
+//! Packets that leave together share one [`Departure`], so that the entry of a packet is small.
 
 use crate::rtt::RoundTrip;
 use std::collections::VecDeque;
@@ -18,27 +20,44 @@ pub(crate) enum Cargo {
     Close,
 }
 
-/// A packet on its way.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SentPacket {
-    pub cargo: Cargo,
-    pub bytes: u32,
+/// What packets that left together have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Departure {
     pub sent_at: Duration,
-    /// What was delivered when it left, and when that was known: the rate is measured against it.
+    /// What was delivered when they left, and when that was known: the rate is measured against it.
     pub delivered: (u64, Duration),
-    /// When the first packet of its flight left.
+    /// When the first packet of their flight left.
     pub flight_began: Duration,
     pub held_back: bool,
 }
 
+/// Packets that have arrived, or are lost: `count` of them, in the first of them `cargo`, in each further
+/// one the next piece of the same message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub cargo: Cargo,
+    pub count: u32,
+}
+
+/// A packet on its way. Its time is that of its departure.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    cargo: Cargo,
+    departure: u32,
+    bytes: u16,
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Entry {
-    Live(SentPacket),
+    Live(Live),
     /// Given up, but its acknowledgement may still come [W-43].
     Lost(Cargo),
     /// Acknowledged, or never to be acknowledged.
     Settled,
 }
+
+/// There is one for each packet on the way, and each is written and read once.
+const _: () = assert!(size_of::<Entry>() <= 24);
 
 /// All of one session, by packet number.
 #[derive(Debug, Default)]
@@ -46,6 +65,9 @@ pub(crate) struct Ledger {
     entries: VecDeque<Entry>,
     /// The number of the first entry.
     first: u64,
+    /// In order; the first has the number `first_departure`.
+    departures: VecDeque<Departure>,
+    first_departure: u32,
     live: usize,
     in_flight: u64,
     largest_acknowledged: Option<u64>,
@@ -66,11 +88,26 @@ impl Ledger {
         self.live == 0
     }
 
-    /// A packet that is to be acknowledged has left.
-    pub(crate) fn push(&mut self, packet: SentPacket) {
-        self.in_flight += u64::from(packet.bytes);
+    /// Packets that are pushed from now on leave so.
+    pub(crate) fn depart(&mut self, departure: Departure) {
+        if self.departures.back() != Some(&departure) {
+            self.departures.push_back(departure);
+        }
+    }
+
+    /// A packet that is to be acknowledged has left, with the latest departure.
+    pub(crate) fn push(&mut self, cargo: Cargo, bytes: u16) {
+        let departure = self.first_departure.wrapping_add(self.departures.len() as u32).wrapping_sub(1);
+        self.in_flight += u64::from(bytes);
         self.live += 1;
-        self.entries.push_back(Entry::Live(packet));
+        self.entries.push_back(Entry::Live(Live { cargo, departure, bytes }));
+    }
+
+    /// What was pushed last was the last that there was to send.
+    pub(crate) fn hold_back(&mut self) {
+        if let Some(departure) = self.departures.back_mut() {
+            departure.held_back = true;
+        }
     }
 
     /// A packet that nobody acknowledges has left [W-37].
@@ -84,51 +121,54 @@ impl Ledger {
         number < self.next_number()
     }
 
-    /// Takes note of an acknowledged range. `each` is told of every cargo that has arrived now, with
-    /// its packet unless that was given up before.
-    pub(crate) fn acknowledge(&mut self, range: Range<u64>, mut each: impl FnMut(Cargo, Option<&SentPacket>)) {
+    /// Takes note of an acknowledged range. What has arrived now is appended to `arrived`; tells the
+    /// departure of the latest packet in it that was not given up before.
+    pub(crate) fn acknowledge(&mut self, range: Range<u64>, arrived: &mut Vec<Run>) -> Option<Departure> {
         let (start, end) = (range.start.max(self.first), range.end.min(self.next_number()));
-        for number in start..end {
-            let entry = &mut self.entries[(number - self.first) as usize];
+        if start >= end {
+            return None;
+        }
+        let mut latest = None;
+        let positions = (start - self.first) as usize..(end - self.first) as usize;
+        for entry in self.entries.range_mut(positions) {
             match std::mem::replace(entry, Entry::Settled) {
                 Entry::Live(packet) => {
                     self.live -= 1;
                     self.in_flight -= u64::from(packet.bytes);
-                    each(packet.cargo, Some(&packet));
+                    latest = Some(packet.departure);
+                    note(arrived, packet.cargo);
                 }
-                Entry::Lost(cargo) => each(cargo, None),
+                Entry::Lost(cargo) => note(arrived, cargo),
                 Entry::Settled => {}
             }
         }
-        if end > start {
-            self.largest_acknowledged = Some(self.largest_acknowledged.map_or(end - 1, |largest| largest.max(end - 1)));
-        }
+        self.largest_acknowledged = Some(self.largest_acknowledged.map_or(end - 1, |largest| largest.max(end - 1)));
+        let departure = latest.map(|number| *self.departure(number));
         self.forget_settled();
+        departure
     }
 
-    /// Gives up what is lost by the packet threshold or by time; tells each, and when the next one
-    /// would be lost by time [W-42].
-    pub(crate) fn detect_lost(
-        &mut self,
-        now: Duration,
-        trip: &RoundTrip,
-        mut each: impl FnMut(Cargo, u32),
-    ) -> Option<Duration> {
+    /// Gives up what is lost by the packet threshold or by time: it is appended to `lost`. Tells when the
+    /// next one would be lost by time [W-42].
+    pub(crate) fn detect_lost(&mut self, now: Duration, trip: &RoundTrip, lost: &mut Vec<Run>) -> Option<Duration> {
         let largest = self.largest_acknowledged?;
+        let before = largest.saturating_sub(self.first).min(self.entries.len() as u64) as usize;
+        if before == 0 {
+            return None;
+        }
         let delay = trip.loss_delay();
         let mut next = None;
-        let before = largest.saturating_sub(self.first).min(self.entries.len() as u64) as usize;
-        for (position, entry) in self.entries.iter_mut().take(before).enumerate() {
-            let Entry::Live(packet) = entry else { continue };
+        for position in 0..before {
+            let Entry::Live(packet) = self.entries[position] else { continue };
+            let sent_at = self.departure(packet.departure).sent_at;
             let overtaken = largest - (self.first + position as u64) >= PACKET_THRESHOLD;
-            if overtaken && packet.sent_at + delay / 4 <= now || packet.sent_at + delay <= now {
-                let (cargo, bytes) = (packet.cargo, packet.bytes);
+            if overtaken && sent_at + delay / 4 <= now || sent_at + delay <= now {
                 self.live -= 1;
-                self.in_flight -= u64::from(bytes);
-                *entry = Entry::Lost(cargo);
-                each(cargo, bytes);
+                self.in_flight -= u64::from(packet.bytes);
+                self.entries[position] = Entry::Lost(packet.cargo);
+                note(lost, packet.cargo);
             } else {
-                let due = packet.sent_at + if overtaken { delay / 4 } else { delay };
+                let due = sent_at + if overtaken { delay / 4 } else { delay };
                 next = Some(next.map_or(due, |next: Duration| next.min(due)));
             }
         }
@@ -136,24 +176,51 @@ impl Ledger {
         next
     }
 
-    /// The oldest packet that is still awaited.
-    pub(crate) fn oldest(&self) -> Option<&SentPacket> {
+    /// The oldest packet that is still awaited: what it carried, and when it left.
+    pub(crate) fn oldest(&self) -> Option<(Cargo, Duration)> {
         self.entries.iter().find_map(|entry| match entry {
-            Entry::Live(packet) => Some(packet),
+            Entry::Live(packet) => Some((packet.cargo, self.departure(packet.departure).sent_at)),
             _ => None,
         })
     }
 
+    fn departure(&self, number: u32) -> &Departure {
+        &self.departures[number.wrapping_sub(self.first_departure) as usize]
+    }
+
     fn forget_settled(&mut self) {
-        while matches!(self.entries.front(), Some(Entry::Settled)) {
-            self.entries.pop_front();
-            self.first += 1;
-        }
+        let settled = |entry: &&Entry| matches!(entry, Entry::Settled);
+        self.forget(self.entries.iter().take_while(settled).count());
         // One that was lost long ago will not be acknowledged any more.
         while self.entries.len() > REMEMBERED && matches!(self.entries.front(), Some(Entry::Lost(_) | Entry::Settled)) {
-            self.entries.pop_front();
-            self.first += 1;
+            self.forget(1);
         }
+        // A departure goes when the first packet that awaits something is of a later one.
+        let needed = match self.entries.front() {
+            Some(Entry::Live(packet)) => packet.departure.wrapping_sub(self.first_departure) as usize,
+            Some(_) => 0,
+            None => self.departures.len(),
+        };
+        self.departures.drain(..needed);
+        self.first_departure = self.first_departure.wrapping_add(needed as u32);
+    }
+
+    fn forget(&mut self, count: usize) {
+        self.entries.drain(..count);
+        self.first += count as u64;
+    }
+}
+
+/// Adds `cargo` to the last run if it goes on there, or as a run of its own.
+fn note(runs: &mut Vec<Run>, cargo: Cargo) {
+    if let (Cargo::Data { vi, message, index }, Some(Run { cargo: Cargo::Data { vi: v, message: m, index: i }, count })) =
+        (cargo, runs.last_mut())
+        && (vi, message) == (*v, *m)
+        && index == *i + *count
+    {
+        *count += 1;
+    } else {
+        runs.push(Run { cargo, count: 1 });
     }
 }
 
@@ -166,15 +233,14 @@ const REMEMBERED: usize = 512;
 mod tests {
     use super::*;
 
-    fn packet(number: u32, sent_at_ms: u64) -> SentPacket {
-        SentPacket {
-            cargo: Cargo::Data { vi: 1, message: 0, index: number },
-            bytes: 100,
+    fn push(ledger: &mut Ledger, index: u32, sent_at_ms: u64) {
+        ledger.depart(Departure {
             sent_at: Duration::from_millis(sent_at_ms),
             delivered: (0, Duration::ZERO),
             flight_began: Duration::ZERO,
             held_back: false,
-        }
+        });
+        ledger.push(Cargo::Data { vi: 1, message: 0, index }, 100);
     }
 
     fn trip(ms: u64) -> RoundTrip {
@@ -183,49 +249,67 @@ mod tests {
         trip
     }
 
-    fn indexes(cargo: Cargo) -> u32 {
-        let Cargo::Data { index, .. } = cargo else { unreachable!("only data here") };
-        index
+    fn indexes(runs: &[Run]) -> Vec<u32> {
+        let each = |run: &Run| {
+            let Cargo::Data { index, .. } = run.cargo else { unreachable!("only data here") };
+            index..index + run.count
+        };
+        runs.iter().flat_map(each).collect()
     }
 
     #[test]
     fn what_is_overtaken_by_three_is_lost_and_may_still_arrive() {
         let mut ledger = Ledger::default();
-        (0..6).for_each(|n| ledger.push(packet(n, 0)));
-        let mut arrived = Vec::new();
-        ledger.acknowledge(4..5, |cargo, packet| arrived.push((indexes(cargo), packet.is_some())));
-        let mut lost = Vec::new();
-        let next = ledger.detect_lost(Duration::from_millis(10), &trip(20), |cargo, _| lost.push(indexes(cargo)));
-        assert_eq!((arrived, lost, ledger.in_flight()), (vec![(4, true)], vec![0, 1], 300));
+        (0..6).for_each(|index| push(&mut ledger, index, 0));
+        let (mut arrived, mut lost) = (Vec::new(), Vec::new());
+        assert!(ledger.acknowledge(4..5, &mut arrived).is_some());
+        let next = ledger.detect_lost(Duration::from_millis(10), &trip(20), &mut lost);
+        assert_eq!((indexes(&arrived), indexes(&lost), ledger.in_flight()), (vec![4], vec![0, 1], 300));
         assert!(next.is_some_and(|at| at > Duration::from_millis(20)), "{next:?}");
         let mut late = Vec::new();
-        ledger.acknowledge(0..4, |cargo, packet| late.push((indexes(cargo), packet.is_some())));
-        assert_eq!(late, [(0, false), (1, false), (2, true), (3, true)]);
+        assert!(ledger.acknowledge(0..2, &mut late).is_none(), "given up before");
+        assert!(ledger.acknowledge(2..4, &mut late).is_some());
+        assert_eq!(indexes(&late), [0, 1, 2, 3]);
         assert_eq!((ledger.in_flight(), ledger.next_number()), (100, 6));
-        ledger.acknowledge(0..6, |cargo, _| assert_eq!(indexes(cargo), 5, "the others were told before"));
-        assert!(ledger.is_empty() && ledger.entries.is_empty());
+        let mut rest = Vec::new();
+        ledger.acknowledge(0..6, &mut rest);
+        assert_eq!(indexes(&rest), [5], "the others were told before");
+        assert!(ledger.is_empty() && ledger.entries.is_empty() && ledger.departures.is_empty());
     }
 
     #[test]
     fn what_is_old_is_lost_though_only_one_overtook_it() {
         let mut ledger = Ledger::default();
-        ledger.push(packet(0, 0));
-        ledger.push(packet(1, 1));
-        ledger.acknowledge(1..2, |_, _| {});
-        let mut lost = 0;
-        let due = ledger.detect_lost(Duration::from_millis(10), &trip(20), |_, _| lost += 1).expect("one may be lost");
-        assert_eq!(lost, 0);
-        ledger.detect_lost(due, &trip(20), |_, _| lost += 1);
-        assert_eq!((lost, ledger.in_flight()), (1, 0));
+        push(&mut ledger, 0, 0);
+        push(&mut ledger, 1, 1);
+        ledger.acknowledge(1..2, &mut Vec::new());
+        let mut lost = Vec::new();
+        let due = ledger.detect_lost(Duration::from_millis(10), &trip(20), &mut lost).expect("one may be lost");
+        assert!(lost.is_empty());
+        ledger.detect_lost(due, &trip(20), &mut lost);
+        assert_eq!((indexes(&lost), ledger.in_flight()), (vec![0], 0));
     }
 
     #[test]
     fn ranges_that_were_never_sent_are_harmless() {
         let mut ledger = Ledger::default();
-        ledger.push(packet(0, 0));
+        push(&mut ledger, 0, 0);
         ledger.push_unanswered();
         assert!(ledger.was_sent(1) && !ledger.was_sent(2));
-        ledger.acknowledge(5..900, |_, _| unreachable!("nothing like it was sent"));
+        let mut arrived = Vec::new();
+        assert!(ledger.acknowledge(5..900, &mut arrived).is_none() && arrived.is_empty());
         assert_eq!(ledger.in_flight(), 100);
+    }
+
+    #[test]
+    fn each_packet_keeps_its_departure_while_earlier_ones_are_forgotten() {
+        let mut ledger = Ledger::default();
+        (0..100).for_each(|index| push(&mut ledger, index, u64::from(index / 10)));
+        for index in 0..100 {
+            assert_eq!(ledger.oldest().map(|(_, at)| at.as_millis() as u64), Some(index / 10));
+            let departure = ledger.acknowledge(index..index + 1, &mut Vec::new()).expect("it was live");
+            assert_eq!(departure.sent_at.as_millis() as u64, index / 10);
+        }
+        assert!(ledger.departures.is_empty());
     }
 }

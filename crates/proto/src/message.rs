@@ -168,24 +168,39 @@ impl<S: Source> OutMessage<S> {
         }
     }
 
+    /// Packets `index` and `count - 1` further ones have arrived.
+    pub(crate) fn note_run(&mut self, index: u32, count: u32) {
+        (index..index + count).for_each(|index| self.note_arrived(index));
+    }
+
+    /// Packets that were never sent.
+    pub(crate) fn unsent(&self) -> u32 {
+        self.packets - self.next
+    }
+
     pub(crate) fn is_last(&self, index: u32) -> bool {
         index + 1 == self.packets
     }
 
-    /// Writes the payload of packet `index`; tells its offset in the message.
-    pub(crate) fn write(&self, index: u32, into: &mut Vec<u8>) -> u32 {
+    /// Which bytes of the message packet `index` carries.
+    pub(crate) fn range(&self, index: u32) -> Range<usize> {
         let total = self.preface.total as usize;
         let first = (self.segment - self.preface.bytes()).min(total);
-        let range = match index {
-            0 => {
-                self.preface.write(into);
-                0..first
-            }
+        match index {
+            0 => 0..first,
             _ => {
                 let from = first + (index - 1) as usize * self.segment;
                 from..total.min(from + self.segment)
             }
-        };
+        }
+    }
+
+    /// Appends the payload of packet `index`; tells its offset in the message.
+    pub(crate) fn write(&self, index: u32, into: &mut Vec<u8>) -> u32 {
+        let range = self.range(index);
+        if index == 0 {
+            self.preface.write(into);
+        }
         let from = range.start as u32;
         if let Some(payload) = &self.payload {
             payload.append(range, into);

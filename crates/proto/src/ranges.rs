@@ -44,11 +44,19 @@ impl Ranges {
 
     /// True if all of `range` is in it.
     pub fn contains(&self, range: &Range<u64>) -> bool {
+        // Mostly there is one, which has it or not.
+        if let [only] = &self.ranges[..] {
+            return range.is_empty() || only.start <= range.start && range.end <= only.end;
+        }
         range.is_empty() || self.holder(range.start).is_some_and(|holder| holder.end >= range.end)
     }
 
     /// True if nothing of `range` is in it.
     pub fn is_free(&self, range: &Range<u64>) -> bool {
+        // Mostly behind the last.
+        if self.ranges.last().is_none_or(|last| range.start >= last.end) {
+            return true;
+        }
         let after = self.ranges.partition_point(|held| held.end <= range.start);
         range.is_empty() || self.ranges.get(after).is_none_or(|held| held.start >= range.end)
     }
@@ -57,6 +65,18 @@ impl Ranges {
     pub fn holder(&self, number: u64) -> Option<&Range<u64>> {
         let after = self.ranges.partition_point(|range| range.end <= number);
         self.ranges.get(after).filter(|range| range.start <= number)
+    }
+
+    /// Adds the number right behind the last range to that; false, and nothing is changed, if `number`
+    /// is another one.
+    pub fn extend_last(&mut self, number: u64) -> bool {
+        match self.ranges.last_mut() {
+            Some(last) if last.end == number => {
+                last.end += 1;
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Forgets everything below `number`.

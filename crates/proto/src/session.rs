@@ -16,7 +16,7 @@ use crate::congestion::{Controller, Delivery, RateBased};
 use crate::handshake::{Established, Offer};
 use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind};
 use crate::key::Fingerprint;
-use crate::ledger::{Cargo, Ledger, SentPacket};
+use crate::ledger::{Cargo, Departure, Ledger, Run};
 use crate::message::{InMessage, Incoming, OutMessage, Outgoing, Places, Preface, Sink, Source};
 use crate::ranges::Ranges;
 use crate::replay::ReplayWindow;
@@ -340,6 +340,10 @@ pub struct Session<S, T> {
     last_words_wanted: bool,
     events: VecDeque<Event<S, T>>,
     scratch: Vec<u8>,
+    /// What an acknowledgement has settled; empty between calls.
+    runs: Vec<Run>,
+    /// The acknowledgement in the last header: the same again says nothing.
+    ack_taken: u64,
     stats: SessionStats,
 }
 
@@ -390,6 +394,8 @@ impl<S: Source, T: Sink> Session<S, T> {
             last_words_wanted: false,
             events: VecDeque::new(),
             scratch: Vec::with_capacity(packet),
+            runs: Vec::new(),
+            ack_taken: 0,
             stats: SessionStats::default(),
             config,
         }
@@ -611,7 +617,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         self.notice_sleep(now);
         // [W-53]
-        let unanswered = self.ledger.oldest().is_some_and(|packet| now >= packet.sent_at + 2 * self.config.death);
+        let unanswered = self.ledger.oldest().is_some_and(|(_, sent_at)| now >= sent_at + 2 * self.config.death);
         if now >= self.last_heard + self.config.death || unanswered {
             return self.end(Ending::Silence(self.config.death));
         }
@@ -653,7 +659,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         if self.probes >= 2 {
             self.controller.handle_silence(now);
         }
-        match self.ledger.oldest().map(|packet| packet.cargo) {
+        match self.ledger.oldest().map(|(cargo, _)| cargo) {
             Some(Cargo::Data { vi, message, index }) => self.send_again(vi, message, index),
             Some(Cargo::Close) => self.close_sent = false,
             Some(Cargo::Credit) => self.tell_credit_again(),
@@ -681,15 +687,18 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     fn detect_lost(&mut self, now: Duration) {
-        let mut lost = Vec::new();
-        self.lost_by = self.ledger.detect_lost(now, &self.trip, |cargo, bytes| lost.push((cargo, bytes)));
-        for (cargo, bytes) in lost {
-            self.stats.packets_lost += 1;
-            self.controller.handle_loss(now, u64::from(bytes));
-            match cargo {
+        let mut lost = std::mem::take(&mut self.runs);
+        let before = self.ledger.in_flight();
+        self.lost_by = self.ledger.detect_lost(now, &self.trip, &mut lost);
+        if !lost.is_empty() {
+            self.controller.handle_loss(now, before - self.ledger.in_flight());
+        }
+        for run in lost.drain(..) {
+            self.stats.packets_lost += u64::from(run.count);
+            match run.cargo {
                 Cargo::Data { vi, message, index } => {
                     if self.vis.get(&vi).is_some_and(|state| state.sends == Assurance::Reliable) {
-                        self.send_again(vi, message, index);
+                        (index..index + run.count).for_each(|index| self.send_again(vi, message, index));
                     }
                 }
                 Cargo::Close => self.close_sent = false,
@@ -697,6 +706,7 @@ impl<S: Source, T: Sink> Session<S, T> {
                 Cargo::Probe => {}
             }
         }
+        self.runs = lost;
     }
 
     /// [W-39]
@@ -716,8 +726,17 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     fn has_window(&self) -> bool {
-        let packet = (self.config.segment + Header::BYTES) as u64;
-        self.ledger.in_flight() + packet <= self.controller.window()
+        self.ledger.in_flight() + self.packet_bytes() as u64 <= self.window()
+    }
+
+    /// Most bytes on the way.
+    fn window(&self) -> u64 {
+        self.controller.window()
+    }
+
+    /// Bytes of a full packet.
+    fn packet_bytes(&self) -> usize {
+        self.config.segment + Header::BYTES
     }
 
     // ── Sending ──────────────────────────────────────────────────────────────────────────────────
@@ -738,28 +757,8 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.write_acknowledgement(now, out)?;
             return Some(out.len() - begin);
         }
-        let full = self.config.segment + Header::BYTES;
-        let mut count = 0;
-        // The pace says when a pulse begins, not how long it is: a system call carries many packets as
-        // cheaply as one. What goes too early now makes the next pulse later.
-        while count < segments
-            && (if count == 0 { self.can_send_now(now) } else { self.has_window() && self.has_data() })
-        {
-            let (before, probing) = (out.len(), self.is_probing());
-            if !self.write_data(now, out) {
-                break;
-            }
-            count += 1;
-            if probing {
-                // One packet is the probe; the others wait for window and pace.
-                self.probe_wanted = false;
-            }
-            if probing || out.len() - before < full {
-                break;
-            }
-        }
-        if count > 0 {
-            return Some((out.len() - begin).min(full));
+        if self.can_send_now(now) && self.write_pulse(now, segments, out) {
+            return Some((out.len() - begin).min(self.packet_bytes()));
         }
         if self.state == State::Closing && !self.close_sent {
             self.close_sent = true;
@@ -816,64 +815,96 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.vis.values().any(ViState::credit_is_news)
     }
 
-    /// Writes the next data packet; false if there is none.
-    fn write_data(&mut self, now: Duration, out: &mut Vec<u8>) -> bool {
-        for _ in 0..self.turns.len() {
-            let Some(vi) = self.turns.pop_front() else { return false };
-            let Some((message, index, again)) = self.vis.get_mut(&vi).and_then(next_packet) else { continue };
+    /// Writes data packets, up to `segments` and as far as the window goes; false if there are none.
+    ///
+    /// The pace says when a pulse begins, not how long it is: a system call carries many packets as
+    /// cheaply as one. What goes too early now makes the next pulse later.
+    fn write_pulse(&mut self, now: Duration, segments: usize, out: &mut Vec<u8>) -> bool {
+        let (begin, full) = (out.len(), self.packet_bytes());
+        let room = self.window().saturating_sub(self.ledger.in_flight()) / full as u64;
+        let mut left = match self.is_probing() {
+            // One packet is the probe; the others wait for window and pace.
+            true => 1,
+            false => segments.min(room as usize),
+        };
+        self.begin_departure(now);
+        let first_number = self.ledger.next_number();
+        while left > 0 {
+            let Some(vi) = self.turns.pop_front() else { break };
+            // VIs take turns, a packet each; one that is alone goes on.
+            let limit = if self.turns.is_empty() { left } else { 1 };
+            let Some(run) = self.vis.get_mut(&vi).and_then(|state| next_run(state, limit as u32)) else { continue };
             self.turns.push_back(vi);
-            if self.write_message_packet(now, vi, message, index, out) {
-                self.stats.packets_again += u64::from(again);
-                return true;
+            let before = out.len();
+            let Some(written) = self.write_run(vi, run, out) else { break };
+            left -= written;
+            if out.len() - before < written * full {
+                break;
             }
         }
-        false
+        if self.ledger.next_number() == first_number {
+            return false;
+        }
+        if self.is_probing() {
+            self.probe_wanted = false;
+        }
+        if !self.has_data() {
+            self.ledger.hold_back();
+        }
+        self.note_departed(now, self.ledger.next_number() - first_number, out.len() - begin);
+        true
     }
 
-    fn write_message_packet(&mut self, now: Duration, vi: u32, number: u32, index: u32, out: &mut Vec<u8>) -> bool {
+    /// Writes packets of one message; how many, or `None` if there are none or the session has ended.
+    fn write_run(&mut self, vi: u32, run: NextRun, out: &mut Vec<u8>) -> Option<usize> {
         let ack = self.piggyback();
-        let begin = out.len();
-        out.resize(begin + Header::BYTES, 0);
-        let Some(state) = self.vis.get_mut(&vi) else { return false };
-        let (credit, remote, assurance) = (state.places.credit(), state.remote, state.sends);
+        let state = self.vis.get_mut(&vi)?;
+        let credit = state.places.credit();
         (state.credit_told, state.credit_untold) = (credit, false);
-        let Some(message) = state.message(number) else {
-            out.truncate(begin);
-            return false;
-        };
-        let offset = message.write(index, out);
+        let (remote, assurance) = (state.remote, state.sends);
+        let message = state.message(run.message)?;
         let mut flags = HeaderFlags::default();
         for (flag, wanted) in [
-            (HeaderFlags::FIRST, index == 0),
-            (HeaderFlags::LAST, message.is_last(index)),
             (HeaderFlags::TOKEN, message.preface.payload_token.is_some()),
             (HeaderFlags::UNRELIABLE, assurance == Assurance::Unreliable),
         ] {
             flags = if wanted { flags.with(flag) } else { flags };
         }
-        let header = Header {
+        let mut header = Header {
             kind: Kind::Data,
             flags,
             list: 0,
             session: self.peer.session,
-            number: self.ledger.next_number(),
+            number: 0,
             vi: remote,
-            message: number,
-            offset,
-            length: (out.len() - begin - Header::BYTES) as u16,
-            control: if index == 0 { message.preface.control.len() as u8 } else { 0 },
+            message: run.message,
+            offset: 0,
+            length: 0,
+            control: 0,
             ack,
             credit,
             receive: message.receive,
         };
-        if !self.seal(&header, begin, out) {
-            return false;
+        let mut sealed = true;
+        for index in run.index..run.index + run.count {
+            let begin = out.len();
+            header.number = self.ledger.next_number();
+            sealed = write_packet(&mut self.sealing, header, message, index, out);
+            if !sealed {
+                out.truncate(begin);
+                break;
+            }
+            self.ledger.push(Cargo::Data { vi, message: run.message, index }, (out.len() - begin) as u16);
         }
-        self.note_sent(now, Cargo::Data { vi, message: number, index }, out.len() - begin);
+        if !sealed {
+            self.end(Ending::KeysUsedUp);
+            return None;
+        }
+        self.stats.packets_again += if run.again { u64::from(run.count) } else { 0 };
         if assurance == Assurance::Unreliable {
             self.complete_sends(vi);
         }
-        true
+        Some(run.count as usize)
     }
 
     /// Tells of messages that are complete, in order, though a later one may be complete before: an
@@ -980,26 +1011,32 @@ impl<S: Source, T: Sink> Session<S, T> {
         true
     }
 
+    /// A packet other than data has left.
     fn note_sent(&mut self, now: Duration, cargo: Cargo, bytes: usize) {
+        self.begin_departure(now);
+        self.ledger.push(cargo, bytes as u16);
+        if !self.has_data() {
+            self.ledger.hold_back();
+        }
+        self.note_departed(now, 1, bytes);
+    }
+
+    /// Packets are about to leave.
+    fn begin_departure(&mut self, now: Duration) {
         if self.ledger.is_empty() {
             // A new flight: what the path can do is measured from here on.
             (self.flight_began, self.delivered_at) = (now, now);
         }
-        let held_back = !self.has_data();
         let delivered = (self.delivered, self.delivered_at);
-        let bytes = bytes as u32;
-        self.ledger.push(SentPacket {
-            cargo,
-            bytes,
-            sent_at: now,
-            delivered,
-            flight_began: self.flight_began,
-            held_back,
-        });
-        self.stats.packets_sent += 1;
+        self.ledger.depart(Departure { sent_at: now, delivered, flight_began: self.flight_began, held_back: false });
+    }
+
+    /// They have left.
+    fn note_departed(&mut self, now: Duration, packets: u64, bytes: usize) {
+        self.stats.packets_sent += packets;
         self.last_sent = now;
         if let Some(pace) = self.controller.pace() {
-            let interval = Duration::from_secs_f64(f64::from(bytes) / pace as f64);
+            let interval = Duration::from_nanos((bytes as u64).saturating_mul(1_000_000_000) / pace.max(1));
             // What was not sent in the last moment may be caught up on.
             let next = self.next_send.max(now.saturating_sub(CATCH_UP)) + interval;
             // The pace of a moment ago does not bind for long.
@@ -1015,6 +1052,11 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// A packet has come. Nothing changes unless it is authentic [W-28].
     pub fn handle_packet(&mut self, now: Duration, packet: &[u8]) -> Result<(), Dropped> {
         let header = Header::parse(packet).map_err(|_| Dropped::NotOurs)?;
+        self.handle_parsed(now, header, packet)
+    }
+
+    /// The same for a packet with this header.
+    pub(crate) fn handle_parsed(&mut self, now: Duration, header: Header, packet: &[u8]) -> Result<(), Dropped> {
         if header.session != self.number || header.number >= NUMBERS {
             return Err(Dropped::NotOurs);
         }
@@ -1032,21 +1074,26 @@ impl<S: Source, T: Sink> Session<S, T> {
             // The peer may not know that it came.
             return Err(Dropped::Replayed(header.number));
         }
-        let landed = self.open(&header, packet).inspect_err(|dropped| match dropped {
-            Dropped::Forged => self.stats.forged += 1,
-            _ => self.stats.without_place += 1,
-        })?;
+        let continued = match self.continue_message(&header, packet) {
+            Some(result) => result.map(|()| true),
+            None => Ok(false),
+        };
+        let opened = continued.and_then(|done| if done { Ok(None) } else { self.open(&header, packet).map(Some) });
+        let landed = opened.inspect_err(|_| self.stats.forged += 1)?;
         self.last_run = self.last_run.max(now);
         self.stats.packets_received += 1;
         let taken = match header.kind {
-            Kind::Data => self.take_data(&header, landed),
+            Kind::Data => landed.is_none_or(|landed| self.take_data(&header, landed)),
             Kind::Ack => {
                 self.take_acknowledgement(now);
                 true
             }
             _ => true,
         };
-        self.handle_ack(now, header.ack);
+        if header.ack != self.ack_taken {
+            self.ack_taken = header.ack;
+            self.handle_ack(now, header.ack);
+        }
         if header.kind == Kind::Data {
             self.take_credit(header.vi, header.credit);
         }
@@ -1060,6 +1107,34 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.end_after_answer(now);
         }
         Ok(())
+    }
+
+    /// The short way of most packets: one that is verified and lands in a message that is arriving, at a
+    /// place that is known and free. `None`, and nothing has changed, if it has to go the long way.
+    fn continue_message(&mut self, header: &Header, packet: &[u8]) -> Option<Result<(), Dropped>> {
+        if header.kind != Kind::Data || header.flags.has(HeaderFlags::FIRST) {
+            return None;
+        }
+        let state = self.vis.get_mut(&header.vi)?;
+        if state.receives == Assurance::Unreliable || header.flags.has(HeaderFlags::UNRELIABLE) {
+            return None;
+        }
+        let message = state.arriving.get_mut(&header.message)?;
+        let range = u64::from(header.offset)..u64::from(header.offset) + u64::from(header.length);
+        let known = !message.too_long && message.landed.len() < self.config.holes_max && message.landed.is_free(&range);
+        let target = message.place.as_mut().filter(|_| known)?.target.as_mut()?;
+        if range.end > target.capacity() as u64 {
+            return None;
+        }
+        let piece = target.piece(range.start as usize..range.end as usize)?;
+        if self.sealing.open(header, packet, piece).is_err() {
+            return Some(Err(Dropped::Forged));
+        }
+        message.landed.insert(range, self.config.holes_max);
+        if message.is_complete() {
+            self.deliver(header.vi);
+        }
+        Some(Ok(()))
     }
 
     /// Verifies the packet. Payload that is expected lands in its place at once; true then. Everything
@@ -1181,20 +1256,32 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
     }
 
-    fn note_received(&mut self, now: Duration, header: &Header) {
-        self.window.accept(header.number);
+    /// Notes a packet number for acknowledgements; true if it is the one that was to come next.
+    fn note_number(&mut self, now: Duration, number: u64) -> bool {
+        if self.received.extend_last(number) {
+            (self.largest_at, self.newest) = (now, true);
+            if number.is_multiple_of(FORGET_EVERY) {
+                self.received.forget_below(number.saturating_sub(PACKETS_TOLD));
+            }
+            return true;
+        }
         let largest = self.received.iter().next_back().map_or(0, |range| range.end);
-        let in_order = header.number == largest;
-        if header.number >= largest {
+        if number >= largest {
             self.largest_at = now;
         }
-        while !self.received.insert(header.number..header.number + 1, self.config.holes_max.min(RANGES_KEPT)) {
+        while !self.received.insert(number..number + 1, self.config.holes_max.min(RANGES_KEPT)) {
             self.received.forget_lowest();
         }
         // What is older was told often enough; its sender has given it up by now if it never heard.
-        let highest = header.number.max(largest.saturating_sub(1));
+        let highest = number.max(largest.saturating_sub(1));
         self.received.forget_below(highest.saturating_sub(PACKETS_TOLD));
-        self.newest = header.number >= largest;
+        self.newest = number >= largest;
+        number == largest
+    }
+
+    fn note_received(&mut self, now: Duration, header: &Header) {
+        self.window.accept(header.number);
+        let in_order = self.note_number(now, header.number);
         if header.kind == Kind::Probe && header.vi != 0 {
             // Somebody waits for credit on this VI, and may have missed the news.
             if let Some(state) = self.vis.get_mut(&header.vi) {
@@ -1262,44 +1349,39 @@ impl<S: Source, T: Sink> Session<S, T> {
             // The peer acknowledges what was never sent: nothing of it is believed [W-38].
             return;
         }
-        let mut arrived = Vec::new();
-        let mut last: Option<SentPacket> = None;
+        let mut arrived = std::mem::take(&mut self.runs);
         let before = self.ledger.in_flight();
-        self.ledger.acknowledge(range.clone(), |cargo, packet| {
-            arrived.push(cargo);
-            if let Some(packet) = packet {
-                last = Some(*packet);
-            }
-        });
+        let latest = self.ledger.acknowledge(range.clone(), &mut arrived);
         let bytes = before - self.ledger.in_flight();
         self.sealing.handle_acknowledged(range.end);
-        if let Some(packet) = last {
+        if let Some(departure) = latest {
             self.probes = 0;
             self.probe_by = None;
-            self.trip.update(now.saturating_sub(packet.sent_at), delay.min(self.config.death));
+            self.trip.update(now.saturating_sub(departure.sent_at), delay.min(self.config.death));
             self.delivered += bytes;
             self.delivered_at = now;
-            self.flight_began = packet.sent_at;
+            self.flight_began = departure.sent_at;
             self.controller.handle_delivery(&Delivery {
                 now,
                 bytes,
                 delivered: self.delivered,
-                delivered_before: packet.delivered,
-                sent_at: packet.sent_at,
-                flight_began: packet.flight_began,
-                round_trip: now.saturating_sub(packet.sent_at),
+                delivered_before: departure.delivered,
+                sent_at: departure.sent_at,
+                flight_began: departure.flight_began,
+                round_trip: now.saturating_sub(departure.sent_at),
                 round_trip_least: self.trip.least().unwrap_or_default(),
                 in_flight: self.ledger.in_flight(),
-                held_back: packet.held_back,
+                held_back: departure.held_back,
             });
         }
-        for cargo in arrived {
-            match cargo {
-                Cargo::Data { vi, message, index } => self.note_arrived(vi, message, index),
+        for run in arrived.drain(..) {
+            match run.cargo {
+                Cargo::Data { vi, message, index } => self.note_arrived(vi, message, index, run.count),
                 Cargo::Close => self.end(Ending::Closed),
                 Cargo::Probe | Cargo::Credit => {}
             }
         }
+        self.runs = arrived;
     }
 
     fn after_acknowledgements(&mut self, now: Duration) {
@@ -1312,10 +1394,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
     }
 
-    fn note_arrived(&mut self, vi: u32, message: u32, index: u32) {
+    fn note_arrived(&mut self, vi: u32, message: u32, index: u32, count: u32) {
         let Some(state) = self.vis.get_mut(&vi) else { return };
         let Some(sent) = state.message(message) else { return };
-        sent.note_arrived(index);
+        sent.note_run(index, count);
         self.complete_sends(vi);
     }
 
@@ -1373,12 +1455,20 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 }
 
-/// The next packet of a VI: something lost first, then something new. Its message and index, and whether
-/// it was sent before.
-fn next_packet<S: Source, T>(state: &mut ViState<S, T>) -> Option<(u32, u32, bool)> {
-    while let Some((number, index)) = state.again.pop_front() {
-        if state.message(number).is_some_and(|message| !message.has_arrived(index)) {
-            return Some((number, index, true));
+/// Packets of one message that leave one after the other.
+struct NextRun {
+    message: u32,
+    index: u32,
+    count: u32,
+    /// They were sent before.
+    again: bool,
+}
+
+/// The next packets of a VI, at most `limit`: something lost first, then something new.
+fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32) -> Option<NextRun> {
+    while let Some((message, index)) = state.again.pop_front() {
+        if state.message(message).is_some_and(|message| !message.has_arrived(index)) {
+            return Some(NextRun { message, index, count: 1, again: true });
         }
     }
     let position = state.sending;
@@ -1388,12 +1478,47 @@ fn next_packet<S: Source, T>(state: &mut ViState<S, T>) -> Option<(u32, u32, boo
     }
     let number = state.first_message.wrapping_add(position as u32);
     let message = state.messages.get_mut(position)?;
-    let index = message.next;
-    message.next += 1;
+    let (index, count) = (message.next, message.unsent().min(limit));
+    message.next += count;
     if message.all_sent() {
         state.sending += 1;
     }
-    Some((number, index, false))
+    Some(NextRun { message: number, index, count, again: false })
+}
+
+/// Appends packet `index` of a message, sealed; false if it cannot be sealed.
+fn write_packet<S: Source>(
+    sealing: &mut Sealing,
+    mut header: Header,
+    message: &OutMessage<S>,
+    index: u32,
+    out: &mut Vec<u8>,
+) -> bool {
+    if index == 0 {
+        header.flags = header.flags.with(HeaderFlags::FIRST);
+        header.control = message.preface.control.len() as u8;
+    }
+    if message.is_last(index) {
+        header.flags = header.flags.with(HeaderFlags::LAST);
+    }
+    let begin = out.len();
+    let range = message.range(index);
+    header.offset = range.start as u32;
+    // What lies in one piece is sealed from where it is: that is the only copy.
+    if sealing.is_sealed()
+        && index > 0
+        && let Some(piece) = message.payload.as_ref().and_then(|payload| payload.piece(range))
+    {
+        header.length = piece.len() as u16;
+        out.resize(begin + Header::BYTES + piece.len(), 0);
+        header.write(&mut out[begin..]);
+        return sealing.seal_from(&mut out[begin..], piece).is_ok();
+    }
+    out.resize(begin + Header::BYTES, 0);
+    message.write(index, out);
+    header.length = (out.len() - begin - Header::BYTES) as u16;
+    header.write(&mut out[begin..]);
+    sealing.seal(&mut out[begin..]).is_ok()
 }
 
 /// Where the payload of a packet that is not the first of its message goes, if that is known and free.
@@ -1473,6 +1598,8 @@ const RANGES_KEPT: usize = 256;
 const CREDITS_TOLD: usize = 64;
 /// Packets that acknowledgements tell of, counted from the highest.
 const PACKETS_TOLD: u64 = 4096;
+/// How often older ones are forgotten while nothing is lost.
+const FORGET_EVERY: u64 = 64;
 /// Packet numbers are below this: with the length of a run they fill a word.
 const NUMBERS: u64 = 1 << 48;
 const HOLES_WITHOUT_PLACE: usize = 64;
