@@ -37,7 +37,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             entropy,
             inbox: Inbox::new(),
             bursts: VecDeque::new(),
-            out: Vec::with_capacity(OUT_BYTES),
+            out: Vec::with_capacity(2 * OUT_BYTES),
             counters: EngineCounters::default(),
         }
     }
@@ -62,19 +62,26 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         self.endpoint.connect(now, to, &mut *self.entropy)
     }
 
-    /// Does what can be done now: takes in what has come, lets timers run, sends. True if a packet moved.
+    /// Does what can be done now: sends what waits, takes in what has come, lets timers run, answers. True
+    /// if a packet moved: then there may be more to do.
     pub fn turn(&mut self, now: Duration) -> Result<bool, ReceiveError> {
-        let received = self.receive(now)?;
-        self.run_timers(now);
+        // What the application has posted does not wait for a look at what has come.
         let sent = self.send(now);
-        Ok(received || sent)
+        let received = self.receive(now)?;
+        if !self.run_timers(now) && !received {
+            return Ok(sent);
+        }
+        let answered = self.send(now);
+        Ok(sent || received || answered)
     }
 
-    /// Lets timers run that are due.
-    pub fn run_timers(&mut self, now: Duration) {
-        if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
+    /// Lets timers run that are due. True if one was.
+    pub fn run_timers(&mut self, now: Duration) -> bool {
+        let due = self.endpoint.poll_timeout().is_some_and(|at| at <= now);
+        if due {
             self.endpoint.handle_timeout(now);
         }
+        due
     }
 
     /// When it is to be turned again, if nothing comes before.
@@ -87,20 +94,15 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         !self.bursts.is_empty()
     }
 
-    /// Takes in what has come. True if a packet has.
+    /// Takes in one call's worth, so that a flood does not keep us from answering. True if a packet has come.
     pub fn receive(&mut self, now: Duration) -> Result<bool, ReceiveError> {
-        let mut any = false;
-        // Bounded, so that a flood does not keep us from answering.
-        for _ in 0..RECEIVES_A_TURN {
-            if self.link.receive(&mut self.inbox)? == 0 {
-                break;
-            }
-            any = true;
-            for (from, packet) in self.inbox.packets() {
-                self.endpoint.handle_packet(now, from, packet, &mut *self.entropy);
-            }
+        if self.link.receive(&mut self.inbox)? == 0 {
+            return Ok(false);
         }
-        Ok(any)
+        for (from, packet) in self.inbox.packets() {
+            self.endpoint.handle_packet(now, from, packet, &mut *self.entropy);
+        }
+        Ok(true)
     }
 
     /// Sends what is to be sent now. True if a packet went.
@@ -156,13 +158,13 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     }
 }
 
-/// Bytes gathered for one call.
-const OUT_BYTES: usize = 256 << 10;
+/// Bytes gathered for one call: what has just been written is still in the nearest caches.
+const OUT_BYTES: usize = 64 << 10;
 const BURSTS_A_CALL: usize = 8;
 /// More than the kernel segments at once.
 const SEGMENTS_MAX: usize = 64;
-const RECEIVES_A_TURN: usize = 8;
-const SENDS_A_TURN: usize = 8;
+/// Few, so that acknowledgements are seen, and time is told anew, between them.
+const SENDS_A_TURN: usize = 2;
 
 #[cfg(test)]
 mod tests;
