@@ -50,7 +50,7 @@ pub enum DeliverError {
     },
 }
 
-const DATAGRAMS: usize = 16;
+const DATAGRAMS: usize = 32;
 const DATAGRAM_BYTES: usize = 64 << 10;
 /// Left between slots, so that the beginnings of all packets do not compete for the same few lines
 /// of the cache.
@@ -63,7 +63,7 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Room for 16 datagrams of 64 KiB, which is enough for any batch.
+    /// Room for 32 datagrams of 64 KiB, which is enough for any batch.
     pub fn new() -> Inbox {
         Inbox::with_capacity(DATAGRAMS, DATAGRAM_BYTES)
     }

@@ -86,6 +86,9 @@ pub struct UdpLink {
     counters: LinkCounters,
     /// The kernel's count of drops when it was last told; it wraps.
     drops_seen: u32,
+    /// Slots to offer in the next call: few where batches are large, so that they stay in the nearest
+    /// caches, or where packets come one by one, since each slot costs; many where many small ones wait.
+    slots_offered: usize,
 }
 
 /// Most bytes of a datagram over IPv4, and so of what the kernel cuts into packets.
@@ -96,6 +99,8 @@ const SEGMENTS_MAX: usize = 64;
 const MESSAGES_MAX: usize = SEGMENTS_MAX;
 /// Asked for by default; the system's limit (`net.core.rmem_max`) is usually far below.
 const BUFFER_BYTES: usize = 4 << 20;
+/// What one call brings stays in the nearest caches while it is looked at.
+const HOT_BYTES: u64 = 128 << 10;
 /// After so many errors in a row, receiving gives up until the next call.
 const SOFT_ERRORS_MAX: usize = 16;
 
@@ -138,6 +143,7 @@ impl UdpLink {
             incoming: Incoming::new(),
             counters,
             drops_seen: 0,
+            slots_offered: 1,
         })
     }
 
@@ -245,12 +251,23 @@ impl Link for UdpLink {
         inbox.clear();
         for _ in 0..SOFT_ERRORS_MAX {
             self.counters.system_calls += 1;
-            match self.incoming.receive(self.socket.as_fd(), inbox.datagrams(), inbox.slots()) {
+            let offered = self.slots_offered.min(inbox.datagrams());
+            match self.incoming.receive(self.socket.as_fd(), offered, inbox.slots()) {
                 Ok(count) => {
+                    let bytes = self.counters.bytes_received;
                     self.take_in(inbox, count);
+                    let bytes = self.counters.bytes_received - bytes;
+                    if bytes > HOT_BYTES && count > 1 {
+                        self.slots_offered = offered.div_ceil(2);
+                    } else if count == offered && bytes <= HOT_BYTES / 2 {
+                        self.slots_offered = (offered * 2).min(inbox.datagrams());
+                    }
                     break;
                 }
-                Err(Errno::AGAIN) => break,
+                Err(Errno::AGAIN) => {
+                    self.slots_offered = offered.div_ceil(2);
+                    break;
+                }
                 Err(Errno::INTR) => {}
                 Err(errno) if is_soft(errno) => {
                     self.counters.soft_errors += 1;

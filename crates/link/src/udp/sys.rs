@@ -116,6 +116,13 @@ impl Outgoing {
             self.arrays.point(filled, address_len, control_len);
             filled += 1;
         }
+        if filled == 1 {
+            // SAFETY: as below, for the first header alone.
+            let sent = unsafe {
+                libc::sendmsg(socket.as_raw_fd(), &raw const self.arrays.headers[0].msg_hdr, libc::MSG_DONTWAIT)
+            };
+            return if sent < 0 { Err(last_error()) } else { Ok(1) };
+        }
         // SAFETY: the first `filled` headers point at elements of the boxes above, and at bytes that
         // outlive this call ('a) and that the kernel only reads.
         let sent = unsafe {
@@ -136,7 +143,7 @@ impl Incoming {
     }
 
     /// Receives into as many of the `slots` as there are datagrams; how many, for
-    /// [`Incoming::datagram`] to tell of. `count` is the number of slots.
+    /// [`Incoming::datagram`] to tell of. `count` is the number of slots to fill.
     pub(super) fn receive<'a>(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -152,6 +159,13 @@ impl Incoming {
             self.arrays.vectors[filled] = iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
             self.arrays.point(filled, size_of::<RawAddress>(), CONTROL_BYTES);
             filled += 1;
+        }
+        if filled == 1 {
+            let header = &mut self.arrays.headers[0];
+            // SAFETY: as below, for the first header alone.
+            let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header.msg_hdr, libc::MSG_DONTWAIT) };
+            header.msg_len = u32::try_from(received).map_err(|_| last_error())?;
+            return Ok(1);
         }
         // SAFETY: the first `filled` headers point at elements of the boxes above, and at slots that
         // are borrowed mutably for longer than this call ('a).
