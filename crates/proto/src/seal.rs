@@ -336,11 +336,23 @@ pub(crate) fn expand<const BYTES: usize>(from: &hkdf::Prk, label: &[u8]) -> [u8;
 /// follows the tag [W-21].
 pub(crate) fn checksum(head: &[u8], rest: &[u8]) -> [u8; TAG_BYTES] {
     let mut tag = [0; TAG_BYTES];
-    tag[..4].copy_from_slice(&crc32c::crc32c_append(crc32c::crc32c(head), rest).to_le_bytes());
+    let sum = crc32c::crc32c(head);
+    let sum = if rest.len() < LONG_BYTES { crc32c::crc32c_append(sum, rest) } else { append_long(sum, rest) };
+    tag[..4].copy_from_slice(&sum.to_le_bytes());
     tag
 }
 
+/// The checksum of what `sum` is the checksum of and of `rest` behind it, by the widest instructions that
+/// the machine has: twice as fast as its CRC instruction alone.
+fn append_long(sum: u32, rest: &[u8]) -> u32 {
+    let mut digest = crc_fast::Digest::new_with_init_state(crc_fast::CrcAlgorithm::Crc32Iscsi, u64::from(!sum));
+    digest.update(rest);
+    digest.finalize() as u32
+}
+
 pub(crate) const SECRET_BYTES: usize = 32;
+/// From here on the wide instructions pay.
+const LONG_BYTES: usize = 256;
 const NEXT_LABEL: &[u8] = b"highwire next 1";
 const KEY_LABEL: &[u8] = b"highwire key 1";
 const IV_LABEL: &[u8] = b"highwire iv 1";
