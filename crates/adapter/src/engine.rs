@@ -30,7 +30,8 @@ pub struct Engine<L, S, T> {
 
 impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     /// An engine for this endpoint on this link.
-    pub fn new(link: L, endpoint: Endpoint<S, T>, entropy: Box<dyn Entropy + Send>) -> Engine<L, S, T> {
+    pub fn new(link: L, mut endpoint: Endpoint<S, T>, entropy: Box<dyn Entropy + Send>) -> Engine<L, S, T> {
+        endpoint.set_receive_buffer(link.receive_buffer_bytes());
         Engine {
             link,
             endpoint,
@@ -99,6 +100,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         if self.link.receive(&mut self.inbox)? == 0 {
             return Ok(false);
         }
+        self.endpoint.note_overruns(self.link.counters().kernel_drops);
         for (from, packet) in self.inbox.packets() {
             self.endpoint.handle_packet(now, from, packet, &mut *self.entropy);
         }

@@ -316,4 +316,8 @@ impl<L: Link> Link for Impaired<L> {
     fn counters(&self) -> LinkCounters {
         self.link.counters()
     }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        self.link.receive_buffer_bytes()
+    }
 }

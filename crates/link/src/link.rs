@@ -30,6 +30,12 @@ pub trait Link {
 
     /// What went through so far.
     fn counters(&self) -> LinkCounters;
+
+    /// Bytes of the buffer in which packets wait to be received, as the kernel counts them, so that senders
+    /// can be told; 0 where that is not known.
+    fn receive_buffer_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// What went through a link since it was made.
@@ -120,5 +126,9 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn counters(&self) -> LinkCounters {
         (**self).counters()
+    }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        (**self).receive_buffer_bytes()
     }
 }

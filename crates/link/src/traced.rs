@@ -96,4 +96,8 @@ impl<L: Link, W: Write> Link for Traced<L, W> {
     fn counters(&self) -> LinkCounters {
         self.link.counters()
     }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        self.link.receive_buffer_bytes()
+    }
 }

@@ -291,6 +291,10 @@ impl Link for UdpLink {
     fn counters(&self) -> LinkCounters {
         self.counters
     }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        self.receive_buffer_bytes
+    }
 }
 
 impl UdpLink {

@@ -211,6 +211,64 @@ impl Controller for RateBased {
     }
 }
 
+/// How much the peer's receive buffer takes at once. It says how large the buffer is and how many datagrams
+/// were dropped for want of room in it; others may be filling it too, so drops count more than its size
+/// [W-62].
+#[derive(Debug)]
+pub(crate) struct Room {
+    packet: u64,
+    /// Most bytes on the way.
+    bytes: u64,
+    /// What `bytes` grows back to.
+    bytes_most: u64,
+    overruns: Option<u32>,
+    /// When it was changed last.
+    changed: Duration,
+    /// How long after that it grows.
+    grows_after: Duration,
+}
+
+impl Room {
+    /// Room for as many packets of so many bytes as anybody likes to send.
+    pub(crate) fn new(packet_bytes: usize) -> Room {
+        Room {
+            packet: packet_bytes as u64,
+            bytes: u64::MAX,
+            bytes_most: u64::MAX,
+            overruns: None,
+            changed: Duration::ZERO,
+            grows_after: ROOM_GROWS_AFTER,
+        }
+    }
+
+    /// Most bytes on the way.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The peer tells of its buffer: its bytes, or 0, and the datagrams dropped so far.
+    pub(crate) fn handle_report(&mut self, now: Duration, buffer: u32, overruns: u32) {
+        if buffer == 0 {
+            return;
+        }
+        let before = self.overruns.replace(overruns);
+        let most = (u64::from(buffer) * ROOM_EIGHTHS / 8).max(ROOM_PACKETS_LEAST * self.packet);
+        if before.is_none() || most != self.bytes_most {
+            (self.bytes, self.bytes_most, self.changed) = (most, most, now);
+        } else if before != Some(overruns) {
+            // What was on the way when it was noticed may be dropped as well: that is no further news.
+            if now.saturating_sub(self.changed) >= ROOM_SHRINKS_AFTER || self.bytes == most {
+                self.bytes = (self.bytes * 3 / 4).max(ROOM_PACKETS_LEAST * self.packet);
+                self.changed = now;
+                self.grows_after = (self.grows_after * 2).min(ROOM_GROWS_AFTER_MOST);
+            }
+        } else if self.bytes < most && now.saturating_sub(self.changed) >= self.grows_after {
+            self.bytes = (self.bytes + most / 16).min(most);
+            self.changed = now;
+        }
+    }
+}
+
 /// 2 / ln 2: doubles the rate each round trip.
 const STARTUP_GAIN: f64 = 2.89;
 /// The rate must grow by so much in a round, or it has stopped growing.
@@ -229,6 +287,13 @@ const PACE_LEAST: u64 = 64 << 10;
 /// Between two threads of one machine a round trip is measured shorter than a batch takes.
 const ROUND_TRIP_LEAST: Duration = Duration::from_micros(50);
 const INTERVAL_LEAST: Duration = Duration::from_micros(5);
+/// Of the peer's buffer as its kernel counts: the bookkeeping of packets that are not put together takes
+/// some, and a quarter is given back only after it was read.
+const ROOM_EIGHTHS: u64 = 5;
+const ROOM_PACKETS_LEAST: u64 = 16;
+const ROOM_SHRINKS_AFTER: Duration = Duration::from_millis(1);
+const ROOM_GROWS_AFTER: Duration = Duration::from_millis(50);
+const ROOM_GROWS_AFTER_MOST: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -305,6 +370,25 @@ mod tests {
         let rate = 12_500_000;
         let (arrived, _) = drive(rate, Duration::from_millis(10), Some(100), 3.0);
         assert!(arrived > 0.8 * rate as f64, "{arrived} of {rate} bytes a second");
+    }
+
+    #[test]
+    fn a_full_buffer_takes_less_at_once_and_more_again_later() {
+        const MS: Duration = Duration::from_millis(1);
+        let mut room = Room::new(1472);
+        room.handle_report(MS, 0, 7);
+        assert_eq!(room.bytes(), u64::MAX, "nothing is known of the buffer");
+        room.handle_report(MS, 400_000, 7);
+        assert_eq!(room.bytes(), 250_000, "what was dropped before is nobody's news");
+        room.handle_report(2 * MS, 400_000, 9);
+        assert_eq!(room.bytes(), 187_500);
+        room.handle_report(2 * MS + MS / 2, 400_000, 10);
+        assert_eq!(room.bytes(), 187_500, "dropped by the same pulse");
+        (0..9).for_each(|n| room.handle_report(10 * MS + n * 2 * MS, 400_000, 11 + n));
+        (0..99).for_each(|n| room.handle_report(100 * MS + n * 2 * MS, 400_000, 20 + n));
+        assert_eq!(room.bytes(), ROOM_PACKETS_LEAST * 1472);
+        (1..30).for_each(|n| room.handle_report(n * ROOM_GROWS_AFTER_MOST, 400_000, 118));
+        assert_eq!(room.bytes(), 250_000);
     }
 
     #[test]

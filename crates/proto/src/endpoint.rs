@@ -14,7 +14,7 @@ use crate::handshake::{Initiator, Offer, respond};
 use crate::header::{Header, Kind};
 use crate::key::{Fingerprint, Keys};
 use crate::message::{Sink, Source};
-use crate::session::{Dropped, Event, Session, SessionConfig};
+use crate::session::{Dropped, Event, Intake, Session, SessionConfig};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -148,6 +148,7 @@ pub struct Endpoint<S, T> {
     turns: VecDeque<u32>,
     events: VecDeque<EndpointEvent<S, T>>,
     stats: EndpointStats,
+    intake: Intake,
 }
 
 impl<S: Source, T: Sink> Endpoint<S, T> {
@@ -168,7 +169,29 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             turns: VecDeque::new(),
             events: VecDeque::new(),
             stats: EndpointStats::default(),
+            intake: Intake::default(),
         }
+    }
+
+    /// How many bytes can wait to be handed to this endpoint, as the kernel counts them; peers are told, and
+    /// send no more at once than that takes. 0 if that is not known.
+    pub fn set_receive_buffer(&mut self, bytes: usize) {
+        self.intake.buffer = bytes.min(u32::MAX as usize) as u32;
+        self.tell_intake();
+    }
+
+    /// So many datagrams were dropped so far since that buffer was full. Peers are told.
+    pub fn note_overruns(&mut self, datagrams: u64) {
+        if self.intake.overruns != datagrams as u32 {
+            self.intake.overruns = datagrams as u32;
+            self.tell_intake();
+        }
+    }
+
+    fn tell_intake(&mut self) {
+        let half_open = self.half_open.iter_mut().map(|half| &mut half.session);
+        let open = self.sessions.values_mut().map(|open| &mut open.session);
+        half_open.chain(open).for_each(|session| session.set_intake(self.intake));
     }
 
     /// Changes the keys while sessions go on: new sessions use the newest, peers may use either [W-61].
@@ -291,7 +314,8 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
                     self.stats.turned_away += 1;
                     self.half_open.pop_front();
                 }
-                let session = Session::new(established, number, self.config.session.clone(), now);
+                let mut session = Session::new(established, number, self.config.session.clone(), now);
+                session.set_intake(self.intake);
                 let hello = packet.to_vec();
                 self.half_open.push_back(HalfOpen { session, from, since: now, hello, welcome, due: true });
             }
@@ -308,6 +332,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         match greeting.initiator.handle_welcome(packet) {
             Ok(established) => {
                 let mut session = Session::new(established, number, self.config.session.clone(), now);
+                session.set_intake(self.intake);
                 // The other side gives memory when it sees something sealed [W-10].
                 session.ask();
                 self.sessions.insert(number, Open { session, peer: from });

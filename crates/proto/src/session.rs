@@ -12,7 +12,7 @@
 //!    └────────────────────┴──── the peer closes, or is silent ────┴──────────────────────────────────▶ Ended
 //! ```
 
-use crate::congestion::{Controller, Delivery, RateBased};
+use crate::congestion::{Controller, Delivery, RateBased, Room};
 use crate::handshake::{Established, Offer};
 use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind};
 use crate::key::Fingerprint;
@@ -280,6 +280,15 @@ impl<S: Source, T> ViState<S, T> {
     }
 }
 
+/// What this side can take in, as peers are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Intake {
+    /// Bytes of the buffer in which packets wait; 0 if that is not known.
+    pub buffer: u32,
+    /// Datagrams dropped so far since it was full, modulo 2^32.
+    pub overruns: u32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
@@ -305,6 +314,10 @@ pub struct Session<S, T> {
     ledger: Ledger,
     trip: RoundTrip,
     controller: Box<dyn Controller>,
+    /// What the peer's buffer takes.
+    room: Room,
+    /// What ours takes.
+    intake: Intake,
     delivered: u64,
     delivered_at: Duration,
     flight_began: Duration,
@@ -366,6 +379,8 @@ impl<S: Source, T: Sink> Session<S, T> {
             ledger: Ledger::default(),
             trip: RoundTrip::new(),
             controller: Box::new(RateBased::new(packet)),
+            room: Room::new(packet),
+            intake: Intake::default(),
             delivered: 0,
             delivered_at: now,
             flight_began: now,
@@ -443,6 +458,11 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// The smoothed round trip.
     pub fn round_trip(&self) -> Duration {
         self.trip.smoothed()
+    }
+
+    /// What this side can take in has changed.
+    pub(crate) fn set_intake(&mut self, intake: Intake) {
+        self.intake = intake;
     }
 
     /// A VI that both sides have agreed on: `local` here, `remote` at the peer, and how sure each wants to
@@ -731,7 +751,7 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Most bytes on the way.
     fn window(&self) -> u64 {
-        self.controller.window()
+        self.controller.window().min(self.room.bytes())
     }
 
     /// Bytes of a full packet.
@@ -985,6 +1005,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.acknowledge_now = has_news && self.credit_is_due();
         let mut header = self.bare_header(Kind::Ack);
         header.length = (out.len() - begin - Header::BYTES) as u16;
+        (header.message, header.offset) = (self.intake.overruns, self.intake.buffer);
         if has_news {
             // A credit that is lost would hold its sender back for ever [W-39].
             header.flags = header.flags.with(HeaderFlags::ACKNOWLEDGE);
@@ -1085,6 +1106,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         let taken = match header.kind {
             Kind::Data => landed.is_none_or(|landed| self.take_data(&header, landed)),
             Kind::Ack => {
+                // One that comes late tells what was.
+                if self.window.highest().is_none_or(|highest| header.number > highest) {
+                    self.room.handle_report(now, header.offset, header.message);
+                }
                 self.take_acknowledgement(now);
                 true
             }
