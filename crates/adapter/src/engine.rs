@@ -1,7 +1,7 @@
 //! An endpoint on a link.
 
-use highwire_link::{Burst, Inbox, Link, ReceiveError, SendError};
-use highwire_proto::{ConnectError, Endpoint, Entropy, Sink, Source};
+use highwire_link::{Burst, Inbox, Link, ReceiveError, SendError, Woven};
+use highwire_proto::{ConnectError, Endpoint, Entropy, Header, Pulse, Sink, Source, Transmit};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -111,8 +111,9 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     pub fn send(&mut self, now: Duration) -> bool {
         let mut any = false;
         for _ in 0..SENDS_A_TURN {
-            if self.bursts.is_empty() {
-                self.gather(now);
+            if self.bursts.is_empty() && self.gather(now) {
+                any = true;
+                continue;
             }
             if self.bursts.is_empty() {
                 break;
@@ -126,15 +127,35 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         any
     }
 
-    /// Collects packets until there are enough for a call or nothing more is to be sent.
-    fn gather(&mut self, now: Duration) {
+    /// Collects packets until there are enough for a call or nothing more is to be sent. True if packets
+    /// went from where they lay, and none were collected.
+    fn gather(&mut self, now: Duration) -> bool {
         self.out.clear();
         let segments = (self.link.burst_bytes_max() / self.endpoint.packet_bytes()).clamp(1, SEGMENTS_MAX);
         while self.out.len() < OUT_BYTES && self.bursts.len() < BURSTS_A_CALL {
             let begin = self.out.len();
-            let Some((to, segment)) = self.endpoint.poll_transmit(now, segments, &mut self.out) else { break };
-            self.bursts.push_back((to, begin..self.out.len(), segment));
+            if !self.bursts.is_empty() {
+                // What was collected goes first.
+                let Some((to, segment)) = self.endpoint.poll_transmit(now, segments, &mut self.out) else { break };
+                self.bursts.push_back((to, begin..self.out.len(), segment));
+                continue;
+            }
+            let (link, counters) = (&mut self.link, &mut self.counters);
+            let send = |to, pulse: Pulse<'_>| {
+                let Pulse { heads, first_head, payload, segment } = pulse;
+                let burst = Woven { to, heads, first_head, head: Header::BYTES, payload, segment };
+                // What the link refuses is lost, as far as the protocol is concerned, and will be noticed.
+                link.send_woven(&burst).inspect_err(|_| counters.refused += 1).unwrap_or(true)
+            };
+            match self.endpoint.poll_transmit_with(now, segments, &mut self.out, send) {
+                Some((to, Transmit::Written(segment))) => {
+                    self.bursts.push_back((to, begin..self.out.len(), segment));
+                }
+                Some((_, Transmit::Sent)) => return true,
+                None => break,
+            }
         }
+        false
     }
 
     /// Sends what was gathered; false if the link is full.

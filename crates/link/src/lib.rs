@@ -36,7 +36,7 @@ mod simulated;
 mod traced;
 mod udp;
 
-pub use burst::Burst;
+pub use burst::{Burst, Woven};
 pub use clock::Clock;
 pub use impaired::{Impaired, ImpairedCounters, Impairments};
 pub use inbox::{DeliverError, Inbox};

@@ -1,6 +1,6 @@
 //! What every way to another host can do.
 
-use crate::{Burst, Inbox};
+use crate::{Burst, Inbox, Woven};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -17,6 +17,13 @@ pub trait Link {
     /// [`Link::burst_bytes_max`] or the kernel does not segment: then packets at its beginning may
     /// have gone, and go again when it is sent again. What is lost on the way counts as sent.
     fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError>;
+
+    /// Sends a burst whose packets do not lie in one piece; false if the link is full for now. A link that
+    /// cannot gather puts them together first.
+    fn send_woven(&mut self, burst: &Woven<'_>) -> Result<bool, SendError> {
+        let bytes = burst.to_bytes();
+        self.send(&[Burst { to: burst.to, bytes: &bytes, segment: burst.segment }]).map(|sent| sent == 1)
+    }
 
     /// Fills the inbox, which it clears first, with what is there, without waiting; how many packets.
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError>;
@@ -110,6 +117,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
         (**self).send(bursts)
+    }
+
+    fn send_woven(&mut self, burst: &Woven<'_>) -> Result<bool, SendError> {
+        (**self).send_woven(burst)
     }
 
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {

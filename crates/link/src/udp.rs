@@ -9,7 +9,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use crate::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError};
+use crate::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError, Woven};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 use std::net::{SocketAddr, SocketAddrV6};
@@ -245,6 +245,25 @@ impl Link for UdpLink {
                 Err(errno) => return Err(self.send_error(errno, &bursts[0])),
             }
         }
+    }
+
+    fn send_woven(&mut self, burst: &Woven<'_>) -> Result<bool, SendError> {
+        let bytes = burst.heads.len() + burst.payload.len();
+        if self.segmentation && bytes <= DATAGRAM_BYTES_MAX && bytes <= SEGMENTS_MAX * burst.segment {
+            self.counters.system_calls += 1;
+            match self.outgoing.send_woven(self.socket.as_fd(), mapped(burst.to, self.local), burst) {
+                Ok(()) => {
+                    self.counters.packets_sent += bytes.div_ceil(burst.segment) as u64;
+                    self.counters.bytes_sent += bytes as u64;
+                    return Ok(true);
+                }
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(false),
+                // What else may be wrong, the common way finds out.
+                Err(_) => {}
+            }
+        }
+        let bytes = burst.to_bytes();
+        self.send(&[Burst { to: burst.to, bytes: &bytes, segment: burst.segment }]).map(|sent| sent == 1)
     }
 
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {

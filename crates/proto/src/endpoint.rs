@@ -14,7 +14,7 @@ use crate::handshake::{Initiator, Offer, respond};
 use crate::header::{Header, Kind};
 use crate::key::{Fingerprint, Keys};
 use crate::message::{Sink, Source};
-use crate::session::{Dropped, Event, Intake, Session, SessionConfig};
+use crate::session::{Dropped, Event, Intake, Pulse, Session, SessionConfig, Transmit};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -388,24 +388,49 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
 
     /// Appends packets to `out`: where they go, and their length (the last may be shorter).
     pub fn poll_transmit(&mut self, now: Duration, segments: usize, out: &mut Vec<u8>) -> Option<(SocketAddr, usize)> {
+        match self.transmit(out, |session, _, out| session.poll_transmit(now, segments, out).map(Transmit::Written))? {
+            (to, Transmit::Written(segment)) => Some((to, segment)),
+            (_, Transmit::Sent) => None,
+        }
+    }
+
+    /// The same, but packets that can go from where they lie are handed to `send`:
+    /// see [`Session::poll_transmit_with`].
+    pub fn poll_transmit_with(
+        &mut self,
+        now: Duration,
+        segments: usize,
+        out: &mut Vec<u8>,
+        mut send: impl FnMut(SocketAddr, Pulse<'_>) -> bool,
+    ) -> Option<(SocketAddr, Transmit)> {
+        self.transmit(out, |session, to, out| {
+            session.poll_transmit_with(now, segments, out, &mut |pulse| send(to, pulse))
+        })
+    }
+
+    fn transmit(
+        &mut self,
+        out: &mut Vec<u8>,
+        mut of_session: impl FnMut(&mut Session<S, T>, SocketAddr, &mut Vec<u8>) -> Option<Transmit>,
+    ) -> Option<(SocketAddr, Transmit)> {
         for greeting in self.greetings.values_mut() {
             if std::mem::take(&mut greeting.due) {
                 out.extend_from_slice(&greeting.hello);
-                return Some((greeting.to, greeting.hello.len()));
+                return Some((greeting.to, Transmit::Written(greeting.hello.len())));
             }
         }
         for half in &mut self.half_open {
             if std::mem::take(&mut half.due) {
                 out.extend_from_slice(&half.welcome);
-                return Some((half.from, half.welcome.len()));
+                return Some((half.from, Transmit::Written(half.welcome.len())));
             }
         }
         for _ in 0..self.turns.len() {
             self.turns.rotate_left(1);
             let number = *self.turns.back()?;
             let Some(open) = self.sessions.get_mut(&number) else { continue };
-            if let Some(segment) = open.session.poll_transmit(now, segments, out) {
-                return Some((open.peer, segment));
+            if let Some(transmit) = of_session(&mut open.session, open.peer, out) {
+                return Some((open.peer, transmit));
             }
         }
         None

@@ -63,4 +63,4 @@ pub use ranges::Ranges;
 pub use replay::ReplayWindow;
 pub use rtt::RoundTrip;
 pub use seal::{KeyLimits, OpenError, SealError, Sealing, SealingStats};
-pub use session::{Assurance, Dropped, Ending, Event, Refusal, Session, SessionConfig, SessionStats};
+pub use session::{Assurance, Dropped, Ending, Event, Pulse, Refusal, Session, SessionConfig, SessionStats, Transmit};

@@ -151,7 +151,7 @@ impl Sealing {
     ///
     /// Packet numbers must rise from call to call, in the checksummed form too; gaps are allowed.
     pub fn seal(&mut self, packet: &mut [u8]) -> Result<(), SealError> {
-        let number = self.check(packet, packet.len())?;
+        let number = self.check(packet, 0)?;
         let (mut head, payload) = split(packet);
         match &mut self.form {
             Form::Checksummed => head.checksum(payload),
@@ -174,8 +174,12 @@ impl Sealing {
     /// The same for a `payload` that lies elsewhere: what is written behind the header in `packet`
     /// is its sealed form, so that the encryption is the only copy.
     pub fn seal_from(&mut self, packet: &mut [u8], payload: &[u8]) -> Result<(), SealError> {
-        let number = self.check(packet, Header::BYTES + payload.len())?;
+        let number = self.check(packet, 0)?;
         let (mut head, room) = split(packet);
+        if room.len() != payload.len() {
+            let (length, bytes) = (room.len() as u16, Header::BYTES + payload.len());
+            return Err(Malformed::WrongLength { length, bytes }.into());
+        }
         match &mut self.form {
             Form::Checksummed => {
                 room.copy_from_slice(payload);
@@ -193,6 +197,17 @@ impl Sealing {
                     .expect("AES-GCM seals anything as short as a packet");
             }
         }
+        self.last_number = Some(number);
+        Ok(())
+    }
+
+    /// The checksum for a packet whose payload stays where it is: `head` is its header as [`Header::write`]
+    /// leaves it and the beginning of its payload, `rest` the rest of that. Only where nothing is encrypted.
+    pub(crate) fn checksum_apart(&mut self, head: &mut [u8], rest: &[u8]) -> Result<(), SealError> {
+        debug_assert!(!self.is_sealed(), "what is encrypted is copied");
+        let number = self.check(head, rest.len())?;
+        let (head, begin) = split(head);
+        head.checksum_parts(begin, rest);
         self.last_number = Some(number);
         Ok(())
     }
@@ -272,12 +287,12 @@ impl Sealing {
         SealingStats { sending_keys_changed: sending, receiving_keys_changed: receiving, forged: self.forged }
     }
 
-    /// What holds for every packet that is to be sealed; its number.
-    fn check(&self, packet: &[u8], expected_bytes: usize) -> Result<u64, SealError> {
-        let bytes = packet.len();
+    /// What holds for every packet that is to be sealed, of which `apart` bytes lie elsewhere; its number.
+    fn check(&self, packet: &[u8], apart: usize) -> Result<u64, SealError> {
+        let bytes = packet.len() + apart;
         let fixed: &[u8; Header::BYTES] = packet.first_chunk().ok_or(Malformed::TooShort { bytes })?;
         let length = u16::from_le_bytes([fixed[28], fixed[29]]);
-        if Header::BYTES + usize::from(length) != bytes || bytes != expected_bytes {
+        if Header::BYTES + usize::from(length) != bytes {
             return Err(Malformed::WrongLength { length, bytes }.into());
         }
         let number = word64(fixed, 8);
@@ -335,11 +350,17 @@ pub(crate) fn expand<const BYTES: usize>(from: &hkdf::Prk, label: &[u8]) -> [u8;
 /// The checksum that stands in for a tag: CRC32C of the header without its tag, and of all that
 /// follows the tag [W-21].
 pub(crate) fn checksum(head: &[u8], rest: &[u8]) -> [u8; TAG_BYTES] {
+    checksum_tag(append(crc32c::crc32c(head), rest))
+}
+
+fn checksum_tag(sum: u32) -> [u8; TAG_BYTES] {
     let mut tag = [0; TAG_BYTES];
-    let sum = crc32c::crc32c(head);
-    let sum = if rest.len() < LONG_BYTES { crc32c::crc32c_append(sum, rest) } else { append_long(sum, rest) };
     tag[..4].copy_from_slice(&sum.to_le_bytes());
     tag
+}
+
+fn append(sum: u32, rest: &[u8]) -> u32 {
+    if rest.len() < LONG_BYTES { crc32c::crc32c_append(sum, rest) } else { append_long(sum, rest) }
 }
 
 /// The checksum of what `sum` is the checksum of and of `rest` behind it, by the widest instructions that
@@ -536,9 +557,14 @@ impl Head<'_> {
         self.set_flags(HeaderFlags::SEALED.bits() | if phase { HeaderFlags::PHASE.bits() } else { 0 });
     }
 
-    fn checksum(mut self, payload: &[u8]) {
+    fn checksum(self, payload: &[u8]) {
+        self.checksum_parts(payload, &[]);
+    }
+
+    fn checksum_parts(mut self, payload: &[u8], rest: &[u8]) {
         self.set_flags(0);
-        self.tag.copy_from_slice(&checksum(self.authenticated, payload));
+        let sum = append(append(crc32c::crc32c(self.authenticated), payload), rest);
+        self.tag.copy_from_slice(&checksum_tag(sum));
     }
 
     fn set_flags(&mut self, flags: u8) {

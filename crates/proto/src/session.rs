@@ -23,6 +23,7 @@ use crate::replay::ReplayWindow;
 use crate::rtt::RoundTrip;
 use crate::seal::Sealing;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 /// What a session may use, and how it behaves.
@@ -280,6 +281,54 @@ impl<S: Source, T> ViState<S, T> {
     }
 }
 
+/// Packets to one place whose payload lies apart: each is a head and a piece of the payload, and all but
+/// the last have `segment` bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pulse<'a> {
+    /// The heads, one behind the other: the first has `first_head` bytes, each further one
+    /// [`Header::BYTES`].
+    pub heads: &'a [u8],
+    /// Bytes of the first head.
+    pub first_head: usize,
+    /// The payload, which is cut in as many pieces.
+    pub payload: &'a [u8],
+    /// Bytes of each packet but the last.
+    pub segment: usize,
+}
+
+impl Pulse<'_> {
+    /// The packets in one piece.
+    fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.heads.len() + self.payload.len());
+        let (mut heads, mut payload, mut head) = (self.heads, self.payload, self.first_head);
+        while !heads.is_empty() {
+            let piece = payload.len().min(self.segment - head);
+            bytes.extend_from_slice(&heads[..head]);
+            bytes.extend_from_slice(&payload[..piece]);
+            (heads, payload, head) = (&heads[head..], &payload[piece..], Header::BYTES);
+        }
+        bytes
+    }
+}
+
+/// What became of packets that were to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transmit {
+    /// They were appended; all but the last have this length.
+    Written(usize),
+    /// They have gone.
+    Sent,
+}
+
+/// Where the payload of a [`Pulse`] lies.
+#[derive(Debug)]
+struct Weft {
+    vi: u32,
+    message: u32,
+    first_head: usize,
+    payload: Range<usize>,
+}
+
 /// What this side can take in, as peers are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intake {
@@ -353,6 +402,8 @@ pub struct Session<S, T> {
     last_words_wanted: bool,
     events: VecDeque<Event<S, T>>,
     scratch: Vec<u8>,
+    /// Where the payload of the pulse that was written last lies, if it was left there; none between calls.
+    weft: Option<Weft>,
     /// What an acknowledgement has settled; empty between calls.
     runs: Vec<Run>,
     /// The acknowledgement in the last header: the same again says nothing.
@@ -409,6 +460,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             last_words_wanted: false,
             events: VecDeque::new(),
             scratch: Vec::with_capacity(packet),
+            weft: None,
             runs: Vec::new(),
             ack_taken: 0,
             stats: SessionStats::default(),
@@ -764,6 +816,36 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// Appends up to `segments` packets to `out`: all of one length but the last. That length, or
     /// `None` if there is nothing to send now.
     pub fn poll_transmit(&mut self, now: Duration, segments: usize, out: &mut Vec<u8>) -> Option<usize> {
+        self.write_next(now, segments, false, out)
+    }
+
+    /// The same, but packets whose payload is neither encrypted nor in several pieces are handed to `send`
+    /// where they lie, so that nothing is copied. It tells whether they have gone; if not, they are
+    /// appended like the others.
+    pub fn poll_transmit_with(
+        &mut self,
+        now: Duration,
+        segments: usize,
+        out: &mut Vec<u8>,
+        send: &mut dyn FnMut(Pulse<'_>) -> bool,
+    ) -> Option<Transmit> {
+        let begin = out.len();
+        let segment = self.write_next(now, segments, true, out)?;
+        let Some(weft) = self.weft.take() else { return Some(Transmit::Written(segment)) };
+        let message = self.vis.get_mut(&weft.vi).and_then(|state| state.message(weft.message));
+        let payload = message.and_then(|message| message.payload.as_ref()?.piece(weft.payload)).unwrap_or_default();
+        let pulse = Pulse { heads: &out[begin..], first_head: weft.first_head, payload, segment };
+        if send(pulse) {
+            out.truncate(begin);
+            return Some(Transmit::Sent);
+        }
+        let packets = pulse.to_bytes();
+        out.truncate(begin);
+        out.extend_from_slice(&packets);
+        Some(Transmit::Written(segment))
+    }
+
+    fn write_next(&mut self, now: Duration, segments: usize, weave: bool, out: &mut Vec<u8>) -> Option<usize> {
         if std::mem::take(&mut self.last_words_wanted) && !self.last_words.is_empty() {
             out.extend_from_slice(&self.last_words);
             return Some(self.last_words.len());
@@ -777,8 +859,10 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.write_acknowledgement(now, out)?;
             return Some(out.len() - begin);
         }
-        if self.can_send_now(now) && self.write_pulse(now, segments, out) {
-            return Some((out.len() - begin).min(self.packet_bytes()));
+        if self.can_send_now(now)
+            && let Some(bytes) = self.write_pulse(now, segments, weave, out)
+        {
+            return Some(bytes.min(self.packet_bytes()));
         }
         if self.state == State::Closing && !self.close_sent {
             self.close_sent = true;
@@ -835,12 +919,13 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.vis.values().any(ViState::credit_is_news)
     }
 
-    /// Writes data packets, up to `segments` and as far as the window goes; false if there are none.
+    /// Writes data packets, up to `segments` and as far as the window goes; how many bytes they are, or
+    /// `None` if there are none. With `weave`, payload may be left where it is: `weft` tells.
     ///
     /// The pace says when a pulse begins, not how long it is: a system call carries many packets as
     /// cheaply as one. What goes too early now makes the next pulse later.
-    fn write_pulse(&mut self, now: Duration, segments: usize, out: &mut Vec<u8>) -> bool {
-        let (begin, full) = (out.len(), self.packet_bytes());
+    fn write_pulse(&mut self, now: Duration, segments: usize, weave: bool, out: &mut Vec<u8>) -> Option<usize> {
+        let (mut bytes, full) = (0, self.packet_bytes());
         let room = self.window().saturating_sub(self.ledger.in_flight()) / full as u64;
         let mut left = match self.is_probing() {
             // One packet is the probe; the others wait for window and pace.
@@ -855,15 +940,17 @@ impl<S: Source, T: Sink> Session<S, T> {
             let limit = if self.turns.is_empty() { left } else { 1 };
             let Some(run) = self.vis.get_mut(&vi).and_then(|state| next_run(state, limit as u32)) else { continue };
             self.turns.push_back(vi);
-            let before = out.len();
-            let Some(written) = self.write_run(vi, run, out) else { break };
-            left -= written;
-            if out.len() - before < written * full {
+            // What is woven is a pulse of its own.
+            let woven = weave && bytes == 0 && self.can_weave(vi, &run);
+            let written = self.write_run(vi, &run, woven, out);
+            bytes += written;
+            left -= run.count as usize;
+            if woven || written < run.count as usize * full {
                 break;
             }
         }
         if self.ledger.next_number() == first_number {
-            return false;
+            return None;
         }
         if self.is_probing() {
             self.probe_wanted = false;
@@ -871,18 +958,34 @@ impl<S: Source, T: Sink> Session<S, T> {
         if !self.has_data() {
             self.ledger.hold_back();
         }
-        self.note_departed(now, self.ledger.next_number() - first_number, out.len() - begin);
-        true
+        self.note_departed(now, self.ledger.next_number() - first_number, bytes);
+        Some(bytes)
     }
 
-    /// Writes packets of one message; how many, or `None` if there are none or the session has ended.
-    fn write_run(&mut self, vi: u32, run: NextRun, out: &mut Vec<u8>) -> Option<usize> {
+    /// True if the payload of these packets can stay where it is until they have gone.
+    fn can_weave(&mut self, vi: u32, run: &NextRun) -> bool {
+        if self.sealing.is_sealed() || run.count < WEAVE_PACKETS_LEAST {
+            return false;
+        }
+        let Some(state) = self.vis.get_mut(&vi).filter(|state| state.sends == Assurance::Reliable) else {
+            return false;
+        };
+        let message = state.message(run.message);
+        message.is_some_and(|message| {
+            let range = run_range(message, run);
+            message.payload.as_ref().is_some_and(|payload| payload.piece(range).is_some())
+        })
+    }
+
+    /// Writes packets of one message, or their heads alone; how many bytes they are together. None are
+    /// written if the session ends.
+    fn write_run(&mut self, vi: u32, run: &NextRun, woven: bool, out: &mut Vec<u8>) -> usize {
         let ack = self.piggyback();
-        let state = self.vis.get_mut(&vi)?;
+        let Some(state) = self.vis.get_mut(&vi) else { return 0 };
         let credit = state.places.credit();
         (state.credit_told, state.credit_untold) = (credit, false);
         let (remote, assurance) = (state.remote, state.sends);
-        let message = state.message(run.message)?;
+        let Some(message) = state.message(run.message) else { return 0 };
         let mut flags = HeaderFlags::default();
         for (flag, wanted) in [
             (HeaderFlags::TOKEN, message.preface.payload_token.is_some()),
@@ -905,26 +1008,31 @@ impl<S: Source, T: Sink> Session<S, T> {
             credit,
             receive: message.receive,
         };
-        let mut sealed = true;
+        let (mut total, begin) = (0, out.len());
         for index in run.index..run.index + run.count {
             let begin = out.len();
             header.number = self.ledger.next_number();
-            sealed = write_packet(&mut self.sealing, header, message, index, out);
-            if !sealed {
+            let written = match woven {
+                true => write_head(&mut self.sealing, header, message, index, out),
+                false => write_packet(&mut self.sealing, header, message, index, out),
+            };
+            let Some(bytes) = written else {
                 out.truncate(begin);
-                break;
-            }
-            self.ledger.push(Cargo::Data { vi, message: run.message, index }, (out.len() - begin) as u16);
+                self.end(Ending::KeysUsedUp);
+                return total;
+            };
+            self.ledger.push(Cargo::Data { vi, message: run.message, index }, bytes as u16);
+            total += bytes;
         }
-        if !sealed {
-            self.end(Ending::KeysUsedUp);
-            return None;
+        if woven {
+            let first_head = out.len() - begin - (run.count as usize - 1) * Header::BYTES;
+            self.weft = Some(Weft { vi, message: run.message, first_head, payload: run_range(message, run) });
         }
         self.stats.packets_again += if run.again { u64::from(run.count) } else { 0 };
         if assurance == Assurance::Unreliable {
             self.complete_sends(vi);
         }
-        Some(run.count as usize)
+        total
     }
 
     /// Tells of messages that are complete, in order, though a later one may be complete before: an
@@ -1369,7 +1477,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
     }
 
-    fn acknowledge(&mut self, now: Duration, range: std::ops::Range<u64>, delay: Duration) {
+    fn acknowledge(&mut self, now: Duration, range: Range<u64>, delay: Duration) {
         if range.end == 0 || !self.ledger.was_sent(range.end - 1) {
             // The peer acknowledges what was never sent: nothing of it is believed [W-38].
             return;
@@ -1511,14 +1619,13 @@ fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32) -> Option<NextR
     Some(NextRun { message: number, index, count, again: false })
 }
 
-/// Appends packet `index` of a message, sealed; false if it cannot be sealed.
-fn write_packet<S: Source>(
-    sealing: &mut Sealing,
-    mut header: Header,
-    message: &OutMessage<S>,
-    index: u32,
-    out: &mut Vec<u8>,
-) -> bool {
+/// The bytes of a message that packets of it carry.
+fn run_range<S: Source>(message: &OutMessage<S>, run: &NextRun) -> Range<usize> {
+    message.range(run.index).start..message.range(run.index + run.count - 1).end
+}
+
+/// What the header of packet `index` says of its place in the message; which bytes it carries.
+fn place_in_message<S: Source>(header: &mut Header, message: &OutMessage<S>, index: u32) -> Range<usize> {
     if index == 0 {
         header.flags = header.flags.with(HeaderFlags::FIRST);
         header.control = message.preface.control.len() as u8;
@@ -1526,9 +1633,44 @@ fn write_packet<S: Source>(
     if message.is_last(index) {
         header.flags = header.flags.with(HeaderFlags::LAST);
     }
-    let begin = out.len();
     let range = message.range(index);
     header.offset = range.start as u32;
+    range
+}
+
+/// Appends the head of packet `index` of a message, whose payload stays where it is: header and preface,
+/// with the checksum of all. Bytes of the packet, or `None` if it cannot be sealed.
+fn write_head<S: Source>(
+    sealing: &mut Sealing,
+    mut header: Header,
+    message: &OutMessage<S>,
+    index: u32,
+    out: &mut Vec<u8>,
+) -> Option<usize> {
+    let begin = out.len();
+    let range = place_in_message(&mut header, message, index);
+    let piece = message.payload.as_ref()?.piece(range)?;
+    out.extend_from_slice(&[0; Header::BYTES]);
+    if index == 0 {
+        message.preface.write(out);
+    }
+    let bytes = out.len() - begin + piece.len();
+    header.length = (bytes - Header::BYTES) as u16;
+    header.write(&mut out[begin..]);
+    sealing.checksum_apart(&mut out[begin..], piece).ok()?;
+    Some(bytes)
+}
+
+/// Appends packet `index` of a message, sealed; its bytes, or `None` if it cannot be sealed.
+fn write_packet<S: Source>(
+    sealing: &mut Sealing,
+    mut header: Header,
+    message: &OutMessage<S>,
+    index: u32,
+    out: &mut Vec<u8>,
+) -> Option<usize> {
+    let begin = out.len();
+    let range = place_in_message(&mut header, message, index);
     // What lies in one piece is sealed from where it is: that is the only copy.
     if sealing.is_sealed()
         && index > 0
@@ -1537,13 +1679,15 @@ fn write_packet<S: Source>(
         header.length = piece.len() as u16;
         out.resize(begin + Header::BYTES + piece.len(), 0);
         header.write(&mut out[begin..]);
-        return sealing.seal_from(&mut out[begin..], piece).is_ok();
+        sealing.seal_from(&mut out[begin..], piece).ok()?;
+        return Some(out.len() - begin);
     }
     out.resize(begin + Header::BYTES, 0);
     message.write(index, out);
     header.length = (out.len() - begin - Header::BYTES) as u16;
     header.write(&mut out[begin..]);
-    sealing.seal(&mut out[begin..]).is_ok()
+    sealing.seal(&mut out[begin..]).ok()?;
+    Some(out.len() - begin)
 }
 
 /// Where the payload of a packet that is not the first of its message goes, if that is known and free.
@@ -1551,7 +1695,7 @@ fn write_packet<S: Source>(
 fn landing_place<'a, S, T: Sink>(
     state: &'a mut ViState<S, T>,
     header: &Header,
-    range: &std::ops::Range<u64>,
+    range: &Range<u64>,
 ) -> Option<&'a mut [u8]> {
     let place = match state.arriving.get_mut(&header.message) {
         Some(message) if message.landed.is_free(range) => message.place.as_mut()?,
@@ -1628,6 +1772,8 @@ const FORGET_EVERY: u64 = 64;
 /// Packet numbers are below this: with the length of a run they fill a word.
 const NUMBERS: u64 = 1 << 48;
 const HOLES_WITHOUT_PLACE: usize = 64;
+/// Fewer are copied: then one system call can take several messages.
+const WEAVE_PACKETS_LEAST: u32 = 16;
 /// A first packet has room for preface and control bytes.
 const SEGMENT_BYTES_LEAST: usize = 256;
 const SEGMENT_BYTES_MOST: usize = 60_000;

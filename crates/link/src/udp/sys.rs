@@ -4,6 +4,7 @@
 //! The arrays that these calls need are made once and filled again for each call. The pointers in
 //! them are set right before a call and not looked at after it.
 
+use crate::Woven;
 use libc::{c_int, c_void, cmsghdr, iovec, mmsghdr, sockaddr_in, sockaddr_in6};
 use rustix::io::Errno;
 use std::mem::{MaybeUninit, size_of};
@@ -91,14 +92,44 @@ impl Arrays {
     }
 }
 
-/// Sends many messages in one call.
+/// Sends many messages in one call, or one that does not lie in one piece.
 pub(super) struct Outgoing {
     arrays: Arrays,
+    /// For the latter, used as the arrays are.
+    pieces: Vec<iovec>,
 }
+
+// SAFETY: as for `Arrays`: the pointers are written before each call and read only by the kernel during it.
+unsafe impl Send for Outgoing {}
+// SAFETY: a shared reference gives no access to anything behind the pointers.
+unsafe impl Sync for Outgoing {}
 
 impl Outgoing {
     pub(super) fn new(count: usize) -> Outgoing {
-        Outgoing { arrays: Arrays::new(count) }
+        Outgoing { arrays: Arrays::new(count), pieces: Vec::new() }
+    }
+
+    /// Sends a burst whose packets lie here and there, for the kernel to cut.
+    pub(super) fn send_woven(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        to: SocketAddr,
+        burst: &Woven<'_>,
+    ) -> Result<(), Errno> {
+        self.pieces.clear();
+        let vector = |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        self.pieces.extend(burst.packets().flat_map(|(head, piece)| [vector(head), vector(piece)]));
+        let address_len = self.arrays.addresses[0].write(to);
+        let total = burst.heads.len() + burst.payload.len();
+        let control_len = self.arrays.controls[0].write_segment(burst.segment, total);
+        self.arrays.point(0, address_len, control_len);
+        let header = &mut self.arrays.headers[0].msg_hdr;
+        header.msg_iov = self.pieces.as_mut_ptr();
+        header.msg_iovlen = self.pieces.len() as _;
+        // SAFETY: the header points at elements of the boxes and of the vector above, and those at bytes
+        // that outlive this call and that the kernel only reads.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const *header, libc::MSG_DONTWAIT) };
+        if sent < 0 { Err(last_error()) } else { Ok(()) }
     }
 
     /// Sends as many of `messages` as fit one call, at least one; how many went.
@@ -110,7 +141,7 @@ impl Outgoing {
         let mut filled = 0;
         for message in messages.take(self.arrays.headers.len()) {
             let address_len = self.arrays.addresses[filled].write(message.to);
-            let control_len = self.arrays.controls[filled].write_segment(&message);
+            let control_len = self.arrays.controls[filled].write_segment(message.segment, message.bytes.len());
             let base = message.bytes.as_ptr().cast_mut().cast::<c_void>();
             self.arrays.vectors[filled] = iovec { iov_base: base, iov_len: message.bytes.len() };
             self.arrays.point(filled, address_len, control_len);
@@ -254,12 +285,12 @@ const LEVEL_AT: usize = std::mem::offset_of!(cmsghdr, cmsg_level);
 const KIND_AT: usize = std::mem::offset_of!(cmsghdr, cmsg_type);
 
 impl Control {
-    /// Asks the kernel to cut the message, if it is longer than its segment; bytes written.
-    fn write_segment(&mut self, message: &Message<'_>) -> usize {
-        if message.segment >= message.bytes.len() {
+    /// Asks the kernel to cut a message of `bytes`, if it is longer than its segment; bytes written.
+    fn write_segment(&mut self, segment: usize, bytes: usize) -> usize {
+        if segment >= bytes {
             return 0;
         }
-        let segment = u16::try_from(message.segment).expect("a message of several packets is below 64 KiB");
+        let segment = u16::try_from(segment).expect("a message of several packets is below 64 KiB");
         self.0[..size_of::<usize>()].copy_from_slice(&(HEADER_BYTES + 2).to_ne_bytes());
         self.0[LEVEL_AT..LEVEL_AT + 4].copy_from_slice(&libc::SOL_UDP.to_ne_bytes());
         self.0[KIND_AT..KIND_AT + 4].copy_from_slice(&libc::UDP_SEGMENT.to_ne_bytes());
