@@ -99,16 +99,15 @@ impl Switchboard {
         &mut self.engine
     }
 
-    /// Takes in what has come, lets timers run, sends. True if a packet moved.
+    /// Does what can be done now; see [`Engine::turn`]. True if a packet moved: then there may be more to do.
     pub(crate) fn turn(&mut self, now: Duration) -> Result<bool, ReceiveError> {
-        let received = self.engine.receive(now)?;
-        self.engine.run_timers(now);
-        self.dispatch(now);
-        let sent = self.engine.send(now);
-        // An unreliable message is complete when it has left; a session may have used up its keys.
-        self.dispatch(now);
+        let mut moved = self.engine.turn(now)?;
+        if self.dispatch(now) {
+            // Notes may have been answered, and work that waited taken.
+            moved |= self.engine.send(now);
+        }
         self.forget_parties(now);
-        Ok(received || sent)
+        Ok(moved)
     }
 
     /// Sends what was handed in, without looking for what has come.
@@ -274,8 +273,11 @@ impl Switchboard {
 
     // ── What happened ────────────────────────────────────────────────────────────────────────────
 
-    fn dispatch(&mut self, now: Duration) {
+    /// Hands out what happened; true if something did.
+    fn dispatch(&mut self, now: Duration) -> bool {
+        let mut any = false;
         while let Some(event) = self.engine.endpoint().poll_event() {
+            any = true;
             match event {
                 EndpointEvent::Connected(session) => self.note_session(session, None),
                 EndpointEvent::Accepted(session, from) => self.note_session(session, Some(from)),
@@ -284,6 +286,7 @@ impl Switchboard {
                 EndpointEvent::Session(session, event) => self.note_event(session, event),
             }
         }
+        any
     }
 
     /// A session is there: the VI for notes, and the VIs that wait for it.

@@ -530,9 +530,9 @@ fn listen(nic: &Nic) -> Result<Listener, ListenError> {
 const NAMES_MAX: u32 = 64;
 const LINE: usize = 64;
 
-/// Receives posted ahead: one is filled while the other is handed back.
 /// What decides which packets are lost.
 const SEED: u64 = 1;
+/// Receives posted ahead: one is filled while the other is handed back.
 const POSTED: usize = 2;
 const POSTED_IN_PLACE: usize = 64;
 
