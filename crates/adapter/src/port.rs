@@ -18,7 +18,8 @@ use rustix::time::Timespec;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -53,7 +54,7 @@ pub(crate) struct Port {
     socket: OwnedFd,
     /// The thread's.
     bell: OwnedFd,
-    /// In microseconds of the port's clock; 0 while the thread is awake.
+    /// In microseconds of the port's clock; 0 while the thread is awake, or naps.
     sleeps_until: AtomicU64,
     /// A resting caller's.
     rest_bell: OwnedFd,
@@ -302,6 +303,34 @@ impl Port {
         }
     }
 
+    /// A caller looks for what has come. Mostly there is nothing, and then it is to cost nothing but the
+    /// look.
+    fn look(&self) {
+        if let Ok(mut board) = self.board.try_lock() {
+            let now = self.now();
+            let due = now.as_micros() as u64 >= self.deadline.load(Relaxed);
+            let work = self.has_pending.load(SeqCst) || self.gathered.load(Relaxed) > 0 || self.held_up.load(Relaxed);
+            if !due && !work {
+                if !board.look(now).unwrap_or(false) {
+                    return;
+                }
+            } else {
+                self.turn(&mut board);
+            }
+            self.finish(board);
+        }
+        if self.has_pending.load(SeqCst) {
+            self.turn_by_caller(|port, board| {
+                port.turn(board);
+            });
+        }
+    }
+
+    /// The thread does not take over from who turns the board.
+    fn note_turn(&self) {
+        self.turns.fetch_add(1, Relaxed);
+    }
+
     /// The thread.
     fn run(&self) {
         let mut seen = 0;
@@ -335,16 +364,15 @@ impl Port {
     /// The thread sleeps until its bell rings, the time has come, or, if it attends, the socket has
     /// something.
     fn sleep(&self, attends: bool, until: Duration) {
+        if !attends {
+            await_descriptors(&mut [PollFd::new(&self.bell, PollFlags::IN)], until.saturating_sub(self.now()));
+            return hush(&self.bell);
+        }
         self.sleeps_until.store(until.as_micros().clamp(1, u128::from(u64::MAX)) as u64, SeqCst);
-        let deadline = Duration::from_micros(self.deadline.load(SeqCst));
         // Whoever posted or set an earlier deadline before that has not rung the bell.
-        if !(attends && (self.has_pending.load(SeqCst) || deadline < until)) {
-            let left = until.saturating_sub(self.now());
-            if attends {
-                self.await_socket(&self.bell, left);
-            } else {
-                await_descriptors(&mut [PollFd::new(&self.bell, PollFlags::IN)], left);
-            }
+        let earlier = Duration::from_micros(self.deadline.load(SeqCst)) < until;
+        if !earlier && !self.has_pending.load(SeqCst) {
+            self.await_socket(&self.bell, until.saturating_sub(self.now()));
         }
         self.sleeps_until.store(0, SeqCst);
         hush(&self.bell);
@@ -379,7 +407,7 @@ struct Carriage {
 }
 
 impl Carrier for Carriage {
-    fn stir(&self) {
+    fn stir(&self, urgent: bool) {
         let port = &self.port;
         {
             let mut pending = port.pending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -394,8 +422,9 @@ impl Carrier for Carriage {
                     ring(&port.bell);
                 }
             }
+            Driver::Caller if !urgent => {}
             Driver::Caller => {
-                port.turns.fetch_add(1, SeqCst);
+                port.note_turn();
                 port.turn_by_caller(|port, board| {
                     port.take_pending(board);
                     // An idle pipe sends; a busy one gathers.
@@ -411,10 +440,8 @@ impl Carrier for Carriage {
 
     fn attend(&self) {
         if self.port.driver == Driver::Caller {
-            self.port.turns.fetch_add(1, SeqCst);
-            self.port.turn_by_caller(|port, board| {
-                port.turn(board);
-            });
+            self.port.note_turn();
+            self.port.look();
         }
     }
 

@@ -110,6 +110,16 @@ impl Switchboard {
         Ok(moved)
     }
 
+    /// Takes in what has come, if something has, and answers. For who knows that there is nothing else to do.
+    pub(crate) fn look(&mut self, now: Duration) -> Result<bool, ReceiveError> {
+        let received = self.engine.receive(now)?;
+        if received {
+            self.dispatch(now);
+            self.send(now);
+        }
+        Ok(received)
+    }
+
     /// Sends what was handed in, without looking for what has come.
     pub(crate) fn send(&mut self, now: Duration) {
         self.engine.send(now);

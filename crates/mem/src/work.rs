@@ -274,8 +274,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Who carries a line's work to the network and back.
 pub trait Carrier: Debug + Send + Sync {
-    /// Work was handed in.
-    fn stir(&self);
+    /// Work was handed in; a message to be sent is urgent, a place for one is not.
+    fn stir(&self, urgent: bool);
 
     /// Somebody looks for completions. Where the application's own thread does the carrying, now is
     /// the time.

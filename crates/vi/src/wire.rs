@@ -252,7 +252,7 @@ impl WireSender {
         self.stats.bytes += bytes;
         self.member.outstanding.fetch_add(1, SeqCst);
         self.member.line.post(Work::Send(dispatch));
-        self.member.carrier().stir();
+        self.member.carrier().stir(true);
     }
 
     pub(crate) fn rdma_write(&mut self, write: RdmaWrite) -> Result<(), Refused<RdmaWrite>> {
@@ -408,7 +408,7 @@ impl WireReceiver {
     fn post(&mut self, work: Work) {
         self.posted += 1;
         self.member.line.post(work);
-        self.member.carrier().stir();
+        self.member.carrier().stir(false);
     }
 
     pub(crate) fn revoke(&mut self, token: PayloadToken) -> Option<Receive> {
