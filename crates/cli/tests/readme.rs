@@ -2,6 +2,7 @@
 //! runs, every link leads somewhere, and every promise names tests that exist.
 
 use assert_cmd::assert::OutputAssertExt;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,7 +13,8 @@ fn every_command_of_the_readme_works() {
     let commands = commands(&document("README.md"));
     assert!(commands.iter().any(|command| command == "cargo run --release -- demo"), "{commands:#?}");
     assert!(commands.iter().any(|command| command == "./test"), "{commands:#?}");
-    for command in commands.iter().filter(|command| !command.contains("--example hello")) {
+    let alone = |command: &&String| !command.contains("--example hello") && !command.contains("cluster.key");
+    for command in commands.iter().filter(alone) {
         eprintln!("$ {command}");
         if command == "./test" {
             // It is what runs this test.
@@ -55,6 +57,29 @@ fn two_terminals_exchange_a_message() {
     in_terminal(connect).assert().success();
     let one = one.wait_with_output().unwrap().assert().success();
     assert_eq!(String::from_utf8_lossy(&one.get_output().stdout), "receive 1: \"hello, wire\"\n");
+}
+
+#[test]
+fn two_terminals_ping_each_other_with_a_key() {
+    let commands = commands(&document("README.md"));
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("cluster.key");
+    let port = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let find = |word: &str| {
+        let command = commands.iter().find(|command| command.contains(word) && command.contains("cluster.key"));
+        let command = command.unwrap_or_else(|| panic!("no command with {word}"));
+        shell(&command.replace("cluster.key", key.to_str().unwrap()).replace(":7000", &format!(":{port}")))
+    };
+    find(" key new ").assert().success();
+    let mut echo = find(" echo ").stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(echo.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("listening at"), "{line:?}");
+    let told = find(" ping ").output().unwrap();
+    echo.kill().unwrap();
+    echo.wait().unwrap();
+    let told = told.assert().success();
+    assert!(String::from_utf8_lossy(&told.get_output().stdout).contains("5 sent and answered"));
 }
 
 #[test]
