@@ -103,7 +103,7 @@ impl Bench {
                 &[Contestant::RawRing, Contestant::Fixed1408, Contestant::StoreAndForward, Contestant::Adaptive]
             }
             Bench::Connections => &[Contestant::Vi],
-            Bench::Wire => &WIRE[..6],
+            Bench::Wire => WIRE,
         }
     }
 

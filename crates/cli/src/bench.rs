@@ -39,7 +39,7 @@ pub(crate) enum BenchCommand {
 pub(crate) struct WireArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// Contestants to measure, separated by commas [default: the kernel's own]
+    /// Contestants to measure, separated by commas [default: all]
     ///
     /// The kernel's own: udp-spin (latency: ping-pong, both sides looking without pause), udp-gso
     /// (bandwidth: packets without end, some lost; what arrives is the limit of the network),

@@ -127,6 +127,24 @@ fn connections_tell_memory_and_latency_by_number() {
 }
 
 #[test]
+fn a_wire_tells_latency_bandwidth_and_cpu_time() {
+    let line = "bench wire --seconds 6 --sizes 64,1M --contestants tcp-block,udp-gso,vi-udp,vi-udp-impaired-1 --json";
+    let json = Highwire::new().json(line);
+    let expected = [
+        ("latency_ns", &["tcp-block", "vi-udp"][..]),
+        ("bandwidth_gb_s", &["tcp-block", "udp-gso", "vi-udp", "vi-udp-impaired-1"]),
+        ("sender_cpu_s_per_gb", &["tcp-block", "udp-gso", "vi-udp"]),
+        ("receiver_cpu_s_per_gb", &["tcp-block", "udp-gso", "vi-udp"]),
+    ];
+    for (measure, contestants) in expected {
+        let mut rows = json["rows"].as_array().unwrap().iter().filter(|row| row["measure"] == measure);
+        let found: BTreeSet<&str> = rows.clone().map(|row| row["contestant"].as_str().unwrap()).collect();
+        assert_eq!(found, BTreeSet::from_iter(contestants.iter().copied()), "{measure} in {json}");
+        assert!(rows.all(|row| row["median"].as_f64().unwrap() > 0.0), "{measure} in {json}");
+    }
+}
+
+#[test]
 fn on_one_core_nobody_spins() {
     let json = Highwire::new().json("bench latency --one-core --seconds 2 --sizes 4 --json");
     assert_eq!(json["state"], "one-core");

@@ -232,6 +232,9 @@ impl Interface {
 
     #[inline(always)]
     fn send(&mut self, size: usize) -> Result<(), BenchError> {
+        while self.over_udp && self.uncopied >= UNDER_WAY_MAX {
+            self.give_way()?;
+        }
         if size <= SEND_BYTES_MAX && !self.in_place { self.send_copy(size) } else { self.send_buffer(size) }
     }
 
@@ -540,6 +543,8 @@ const POSTED_IN_PLACE: usize = 64;
 const POSTED_SMALL: usize = 64;
 const POSTED_LARGE: usize = 16;
 const SMALL_BYTES_MAX: usize = 64 << 10;
+/// Most messages that the receiver has not said to have: a little less than a VI takes.
+const UNDER_WAY_MAX: usize = 1000;
 
 /// Up to here a program sends bytes; beyond, it posts registered buffers.
 const SEND_BYTES_MAX: usize = 4096;
