@@ -35,7 +35,7 @@ pub struct SessionConfig {
     pub death: Duration,
     /// An acknowledgement is held back at most so long.
     pub acknowledge_delay: Duration,
-    /// And for at most so many packets.
+    /// And for at most so many packets, where the peer does not ask for one before.
     pub acknowledge_every: u32,
     /// Longest message that is taken.
     pub message_bytes_max: u32,
@@ -56,7 +56,7 @@ impl Default for SessionConfig {
             segment: 1408,
             death: Duration::from_secs(10),
             acknowledge_delay: Duration::from_millis(1),
-            acknowledge_every: 16,
+            acknowledge_every: 256,
             message_bytes_max: 64 << 20,
             messages_max: 1024,
             receives_max: 1024,
@@ -402,6 +402,8 @@ pub struct Session<S, T> {
     last_words_wanted: bool,
     events: VecDeque<Event<S, T>>,
     scratch: Vec<u8>,
+    /// Data packets since an acknowledgement was asked for.
+    unasked: u32,
     /// Where the payload of the pulse that was written last lies, if it was left there; none between calls.
     weft: Option<Weft>,
     /// What an acknowledgement has settled; empty between calls.
@@ -460,6 +462,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             last_words_wanted: false,
             events: VecDeque::new(),
             scratch: Vec::with_capacity(packet),
+            unasked: 0,
             weft: None,
             runs: Vec::new(),
             ack_taken: 0,
@@ -981,6 +984,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// written if the session ends.
     fn write_run(&mut self, vi: u32, run: &NextRun, woven: bool, out: &mut Vec<u8>) -> usize {
         let ack = self.piggyback();
+        let (window, full) = (self.window(), self.packet_bytes() as u64);
         let Some(state) = self.vis.get_mut(&vi) else { return 0 };
         let credit = state.places.credit();
         (state.credit_told, state.credit_untold) = (credit, false);
@@ -1009,9 +1013,15 @@ impl<S: Source, T: Sink> Session<S, T> {
             receive: message.receive,
         };
         let (mut total, begin) = (0, out.len());
+        self.unasked += run.count;
+        let ask = u64::from(self.unasked) * full >= window / ASKS_A_WINDOW;
         for index in run.index..run.index + run.count {
             let begin = out.len();
             header.number = self.ledger.next_number();
+            if ask && index == run.index + run.count - 1 {
+                header.flags = header.flags.with(HeaderFlags::ACKNOWLEDGE);
+                self.unasked = 0;
+            }
             let written = match woven {
                 true => write_head(&mut self.sealing, header, message, index, out),
                 false => write_packet(&mut self.sealing, header, message, index, out),
@@ -1429,6 +1439,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         // [W-36]
         let at_once = !in_order
             || self.unacknowledged >= self.config.acknowledge_every
+            || header.kind == Kind::Data && header.flags.has(HeaderFlags::ACKNOWLEDGE)
             || matches!(header.kind, Kind::Probe | Kind::Close);
         if at_once {
             self.acknowledge_now = true;
@@ -1772,6 +1783,8 @@ const FORGET_EVERY: u64 = 64;
 /// Packet numbers are below this: with the length of a run they fill a word.
 const NUMBERS: u64 = 1 << 48;
 const HOLES_WITHOUT_PLACE: usize = 64;
+/// How often a sender asks for an acknowledgement while a window leaves.
+const ASKS_A_WINDOW: u64 = 3;
 /// Fewer are copied: then one system call can take several messages.
 const WEAVE_PACKETS_LEAST: u32 = 16;
 /// A first packet has room for preface and control bytes.
