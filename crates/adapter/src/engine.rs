@@ -101,9 +101,8 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             return Ok(false);
         }
         self.endpoint.note_overruns(self.link.counters().kernel_drops);
-        for (from, packet) in self.inbox.packets() {
-            self.endpoint.handle_packet(now, from, packet, &mut *self.entropy);
-        }
+        let (endpoint, entropy) = (&mut self.endpoint, &mut *self.entropy);
+        self.inbox.packets().for_each(|(from, packet)| endpoint.handle_packet(now, from, packet, entropy));
         Ok(true)
     }
 
