@@ -159,14 +159,17 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
 
     /// Sends what was gathered; false if the link is full.
     fn flush(&mut self) -> bool {
-        while !self.bursts.is_empty() {
-            let out = &self.out;
-            let bursts: Vec<Burst<'_>> = self
-                .bursts
-                .iter()
-                .map(|(to, range, segment)| Burst { to: *to, bytes: &out[range.clone()], segment: *segment })
-                .collect();
-            match self.link.send(&bursts) {
+        while let Some(first) = self.bursts.front() {
+            let burst = |(to, range, segment): &(SocketAddr, Range<usize>, usize)| Burst {
+                to: *to,
+                bytes: &self.out[range.clone()],
+                segment: *segment,
+            };
+            let sent = match self.bursts.len() {
+                1 => self.link.send(&[burst(first)]),
+                _ => self.link.send(&self.bursts.iter().map(burst).collect::<Vec<_>>()),
+            };
+            match sent {
                 Ok(0) => return false,
                 Ok(sent) => drop(self.bursts.drain(..sent)),
                 // It is lost, as far as the protocol is concerned, and will be noticed.

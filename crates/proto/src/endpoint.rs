@@ -149,6 +149,12 @@ pub struct Endpoint<S, T> {
     events: VecDeque<EndpointEvent<S, T>>,
     stats: EndpointStats,
     intake: Intake,
+    /// Nothing was to be sent when it was last looked for, and nothing has happened since that could
+    /// change that: sessions need not be asked before `deadline`.
+    at_rest: bool,
+    deadline: Option<Duration>,
+    /// The same for events.
+    all_told: bool,
 }
 
 impl<S: Source, T: Sink> Endpoint<S, T> {
@@ -170,7 +176,15 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             events: VecDeque::new(),
             stats: EndpointStats::default(),
             intake: Intake::default(),
+            at_rest: false,
+            deadline: None,
+            all_told: false,
         }
+    }
+
+    /// Something happens: there may be packets to send and events to tell.
+    fn stir(&mut self) {
+        (self.at_rest, self.all_told) = (false, false);
     }
 
     /// How many bytes can wait to be handed to this endpoint, as the kernel counts them; peers are told, and
@@ -211,6 +225,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
 
     /// A session of this endpoint.
     pub fn session(&mut self, number: u32) -> Option<&mut Session<S, T>> {
+        self.stir();
         self.sessions.get_mut(&number).map(|open| &mut open.session)
     }
 
@@ -260,6 +275,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
 
     /// Asks for a session; its number. An event tells how it ended.
     pub fn connect(&mut self, now: Duration, to: SocketAddr, entropy: &mut dyn Entropy) -> Result<u32, ConnectError> {
+        self.stir();
         if self.is_full() {
             return Err(ConnectError::TooMany { limit: self.config.sessions_max });
         }
@@ -274,6 +290,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
 
     /// Forgets a session that has ended.
     pub fn forget(&mut self, number: u32) {
+        self.stir();
         self.sessions.remove(&number);
         self.turns.retain(|turn| *turn != number);
     }
@@ -284,6 +301,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             self.stats.strangers += 1;
             return;
         };
+        self.stir();
         match header.kind {
             Kind::Hello => self.handle_hello(now, from, packet, entropy),
             Kind::Welcome => self.handle_welcome(now, from, header.session, packet),
@@ -413,6 +431,10 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         out: &mut Vec<u8>,
         mut of_session: impl FnMut(&mut Session<S, T>, SocketAddr, &mut Vec<u8>) -> Option<Transmit>,
     ) -> Option<(SocketAddr, Transmit)> {
+        if self.at_rest {
+            return None;
+        }
+        self.all_told = false;
         for greeting in self.greetings.values_mut() {
             if std::mem::take(&mut greeting.due) {
                 out.extend_from_slice(&greeting.hello);
@@ -433,11 +455,16 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
                 return Some((open.peer, transmit));
             }
         }
+        (self.at_rest, self.deadline) = (true, self.next_deadline());
         None
     }
 
     /// When [`Endpoint::handle_timeout`] is to be called next.
     pub fn poll_timeout(&self) -> Option<Duration> {
+        if self.at_rest { self.deadline } else { self.next_deadline() }
+    }
+
+    fn next_deadline(&self) -> Option<Duration> {
         let greetings = self.greetings.values().map(|greeting| greeting.again_at);
         let half_open = self.half_open.iter().map(|half| half.since + self.config.half_open_for);
         let sessions = self.sessions.values().filter_map(|open| open.session.poll_timeout());
@@ -446,6 +473,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
+        self.stir();
         self.forget_stale(now);
         let mut failed = Vec::new();
         for (number, greeting) in &mut self.greetings {
@@ -478,9 +506,14 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
+        if self.all_told {
+            return None;
+        }
         let mut sessions = self.sessions.iter_mut();
-        sessions
-            .find_map(|(number, open)| open.session.poll_event().map(|event| EndpointEvent::Session(*number, event)))
+        let event = sessions
+            .find_map(|(number, open)| open.session.poll_event().map(|event| EndpointEvent::Session(*number, event)));
+        self.all_told = event.is_none();
+        event
     }
 }
 
