@@ -452,3 +452,24 @@ fn the_key_is_changed_while_connections_go_on() {
     here.send_bytes(1, b"still here").unwrap();
     assert_eq!(&there.wait(PATIENCE).unwrap().into_buffer().unwrap()[..10], b"still here");
 }
+
+/// Waits until this end knows that the VI is over.
+fn until_it_is_over(vi: &Vi) {
+    let until = Instant::now() + PATIENCE;
+    while vi.state() == State::Connected {
+        assert!(Instant::now() < until, "it goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn disconnecting_tells_that_messages_did_not_arrive() {
+    for wire in wires() {
+        let Pair { mut here, there, .. } = Pair::new(&wire);
+        here.send_bytes(1, b"nobody receives this").unwrap();
+        drop(there);
+        until_it_is_over(&here);
+        let told = here.disconnect(Duration::from_secs(2));
+        assert_eq!(told, Err(WaitError::NotConnected(Failure::PeerClosed)), "{:?}", wire.driver);
+    }
+}

@@ -215,6 +215,11 @@ impl Line {
         lock(&self.queue(side).done).len()
     }
 
+    /// Why the first of those failed that are done and not taken, if one did.
+    pub fn failed(&self, side: Side) -> Option<Fault> {
+        lock(&self.queue(side).done).iter().find_map(|done| done.status.err())
+    }
+
     /// Why it is over, if it is. Everything that was posted has come back then.
     pub fn ended(&self) -> Option<Fault> {
         self.ended.get().copied()

@@ -327,7 +327,9 @@ impl WireSender {
         let (member, nic) = (self.member.clone(), self.nic.clone());
         member.wait_for(&nic.spin, timeout, || {
             if member.outstanding.load(SeqCst) <= member.line.done_count(Side::Sent) {
-                return Some(Ok(()));
+                // What came back undone is not with the peer.
+                let failed = member.line.failed(Side::Sent);
+                return Some(failed.map_or(Ok(()), |fault| Err(WaitError::NotConnected(failure(fault)))));
             }
             if let Some(failure) = member.end() {
                 return Some(Err(WaitError::NotConnected(failure)));
