@@ -57,7 +57,7 @@ struct Party {
     closing: bool,
     next_vi: u32,
     circuits: BTreeMap<u32, Circuit>,
-    /// Over since; it answers a peer who repeats its last word for a moment.
+    /// Over; until then it answers a peer who repeats its last word.
     over: Option<Duration>,
 }
 
@@ -76,6 +76,8 @@ pub(crate) struct Switchboard {
     callers: VecDeque<Caller>,
     listening: bool,
     message_bytes_max: usize,
+    /// When events were handed out last.
+    now: Duration,
     /// Lines to be told.
     pub news: Vec<Arc<Line>>,
     /// Something changed for those who connect or accept.
@@ -90,6 +92,7 @@ impl Switchboard {
             callers: VecDeque::new(),
             listening,
             message_bytes_max,
+            now: Duration::ZERO,
             news: Vec::new(),
             changed: false,
         }
@@ -161,6 +164,8 @@ impl Switchboard {
         line: &Arc<Line>,
         reliable: bool,
     ) -> Result<Key, ConnectError> {
+        // Those that are over must not keep others out, though nothing has moved since.
+        self.forget_parties(now);
         let known = self.parties.iter().find(|(_, party)| party.is_open_to(to));
         let session = match known {
             Some((number, _)) => *number,
@@ -286,13 +291,14 @@ impl Switchboard {
     /// Hands out what happened; true if something did.
     fn dispatch(&mut self, now: Duration) -> bool {
         let mut any = false;
+        self.now = now;
         while let Some(event) = self.engine.endpoint().poll_event() {
             any = true;
             match event {
                 EndpointEvent::Connected(session) => self.note_session(session, None),
                 EndpointEvent::Accepted(session, from) => self.note_session(session, Some(from)),
                 EndpointEvent::Failed(session, error) => self.fail_session(session, &error),
-                EndpointEvent::Session(session, Event::Ended(ending)) => self.end_session(now, session, ending),
+                EndpointEvent::Session(session, Event::Ended(ending)) => self.end_session(session, ending),
                 EndpointEvent::Session(session, event) => self.note_event(session, event),
             }
         }
@@ -315,6 +321,10 @@ impl Switchboard {
         }
         let asking: Vec<Note> =
             party.circuits.iter().map(|(vi, circuit)| Note::Open { vi: *vi, reliable: circuit.reliable }).collect();
+        if party.closing {
+            // Whoever asked for it has given up meanwhile.
+            session.close();
+        }
         asking.into_iter().for_each(|note| self.tell(number, note));
     }
 
@@ -331,9 +341,11 @@ impl Switchboard {
         self.changed = true;
     }
 
-    fn end_session(&mut self, now: Duration, number: u32, ending: Ending) {
+    fn end_session(&mut self, number: u32, ending: Ending) {
+        let now = self.now;
         let Some(party) = self.parties.get_mut(&number) else { return };
-        party.over = Some(now);
+        // Only who closed it repeats that.
+        party.over = Some(if ending == Ending::PeerClosed { now + LAST_WORDS } else { now });
         self.callers.retain(|caller| caller.session != number);
         let fault = fault(ending, Fault::PeerClosed);
         for circuit in party.circuits.values_mut() {
@@ -468,7 +480,7 @@ impl Switchboard {
         while let Some(event) = self.engine.endpoint().session(number).and_then(Session::poll_event) {
             match event {
                 // It is told in its turn; the session has no other event after it.
-                Event::Ended(ending) => return self.end_session(Duration::ZERO, number, ending),
+                Event::Ended(ending) => return self.end_session(number, ending),
                 event => self.note_event(number, event),
             }
         }
@@ -496,7 +508,7 @@ impl Switchboard {
         }
         let endpoint = self.engine.endpoint();
         self.parties.retain(|number, party| {
-            let stays = party.over.is_none_or(|over| !party.circuits.is_empty() || now < over + LAST_WORDS);
+            let stays = party.over.is_none_or(|over| !party.circuits.is_empty() || now < over);
             if !stays {
                 endpoint.forget(*number);
             }

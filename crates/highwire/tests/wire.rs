@@ -1,7 +1,7 @@
 //! VIs between hosts, by way of loopback: the same VIs, another path.
 
 use highwire::{
-    ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys, ListenError, Message, Nic,
+    ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys, ListenError, Listener, Message, Nic,
     Operation, PayloadToken, PeerId, PostError, Receive, Region, Reliability, State, Vi, ViOptions, WaitError,
     WireConfig, WireError,
 };
@@ -472,4 +472,38 @@ fn disconnecting_tells_that_messages_did_not_arrive() {
         let told = here.disconnect(Duration::from_secs(2));
         assert_eq!(told, Err(WaitError::NotConnected(Failure::PeerClosed)), "{:?}", wire.driver);
     }
+}
+
+/// Connects while somebody accepts; what came of it.
+fn meet(caller: &Nic, listener: &Listener) -> Result<(Vi, Option<Vi>), ConnectError> {
+    std::thread::scope(|scope| {
+        let here = scope.spawn(|| caller.connect(listener.address()));
+        let there = listener.accept(Duration::from_secs(2));
+        Ok((here.join().unwrap()?, there.ok()))
+    })
+}
+
+#[test]
+fn a_session_that_is_over_makes_room_for_another() {
+    for wire in wires() {
+        let (caller, listening) = (nic(&WireConfig { sessions_max: 1, ..wire.clone() }), nic(&wire));
+        let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+        drop(meet(&caller, &listener).unwrap());
+        // Nothing moves any more, and nobody turns the port.
+        std::thread::sleep(Duration::from_millis(1500));
+        meet(&caller, &listener).unwrap();
+    }
+}
+
+#[test]
+fn a_session_that_comes_after_its_caller_gave_up_is_closed() {
+    let wire = WireConfig { keys: sealed(), sessions_max: 1, ..WireConfig::default() };
+    let config = Config { connect_timeout: Duration::from_millis(400), ..Config::default() };
+    let (caller, listening) = (Nic::with_wire(config, wire.clone()).unwrap(), nic(&wire));
+    let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    caller.connect(&format!("udp:{free}")).unwrap_err();
+    // Its hello is repeated for a while, and answered.
+    let listener = listening.listen(&format!("udp:{free}")).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    meet(&caller, &listener).unwrap();
 }
