@@ -41,8 +41,10 @@ struct Circuit {
     standing: Standing,
     /// The peer's number for it.
     remote: u32,
-    /// Work that the session has no room for yet.
-    waiting: VecDeque<Work>,
+    /// Work that was taken from the line just now.
+    posted: VecDeque<Work>,
+    /// Work that the session has no room for yet: sends, receives, expected places.
+    waiting: [VecDeque<Work>; 3],
     /// Why it is being closed.
     fault: Fault,
 }
@@ -260,7 +262,7 @@ impl Switchboard {
         let Some(circuit) = self.parties.get_mut(&key.session).and_then(|party| party.circuits.get_mut(&key.vi)) else {
             return;
         };
-        circuit.line.take_posted(&mut circuit.waiting);
+        circuit.line.take_posted(&mut circuit.posted);
         let limit = self.message_bytes_max;
         match self.engine.endpoint().session(key.session) {
             Some(session) => circuit.hand_on(session, key.vi, limit),
@@ -277,8 +279,9 @@ impl Switchboard {
         self.take_work(key);
         let circuit = self.parties.get_mut(&key.session)?.circuits.get_mut(&key.vi)?;
         let expected = |work: &Work| matches!(work, Work::Expect(token, _) if *token == payload_token);
-        if let Some(at) = circuit.waiting.iter().position(expected)
-            && let Some(Work::Expect(_, place)) = circuit.waiting.remove(at)
+        let waiting = &mut circuit.waiting[EXPECTED];
+        if let Some(at) = waiting.iter().position(expected)
+            && let Some(Work::Expect(_, place)) = waiting.remove(at)
         {
             return Some(place);
         }
@@ -354,7 +357,7 @@ impl Switchboard {
                 circuit.standing = Standing::Failed(WireError::Over { to: party.peer, reason });
             }
             circuit.fault = fault;
-            circuit.line.take_posted(&mut circuit.waiting);
+            circuit.line.take_posted(&mut circuit.posted);
             circuit.give_back();
             circuit.line.end(fault);
             self.news.push(circuit.line.clone());
@@ -404,7 +407,7 @@ impl Switchboard {
         if self.news.last().is_none_or(|last| !Arc::ptr_eq(last, &circuit.line)) {
             self.news.push(circuit.line.clone());
         }
-        if !circuit.waiting.is_empty()
+        if circuit.is_waiting()
             && let Some(session) = self.engine.endpoint().session(number)
         {
             circuit.hand_on(session, vi, self.message_bytes_max);
@@ -463,7 +466,7 @@ impl Switchboard {
         };
         let fault = if aborted { Fault::PeerAborted } else { Fault::PeerClosed };
         circuit.fault = fault;
-        circuit.line.take_posted(&mut circuit.waiting);
+        circuit.line.take_posted(&mut circuit.posted);
         circuit.give_back();
         let line = circuit.line.clone();
         if let Some(session) = self.engine.endpoint().session(number) {
@@ -541,53 +544,55 @@ impl Circuit {
             reliable,
             standing: Standing::Asking,
             remote: 0,
-            waiting: VecDeque::new(),
+            posted: VecDeque::new(),
+            waiting: Default::default(),
             fault: Fault::Closed,
         }
     }
 
-    /// Hands on what the session has room for.
+    /// Hands on what the session has room for. Sends, receives and expected places do not wait for each
+    /// other: two peers who send much before they receive would wait for ever.
     fn hand_on(&mut self, session: &mut Session<Load, Load>, vi: u32, limit: usize) {
-        while let Some(work) = self.waiting.pop_front() {
-            let refused = match work {
-                Work::Send(Dispatch { token, control, immediate, payload_token, parcel }) => {
-                    let payload = load(parcel, limit);
-                    let message = Outgoing { token, control, immediate, payload_token, payload };
-                    session.post_send(vi, message).err().map(|(refusal, message)| {
-                        let Outgoing { token, control, immediate, payload_token, payload } = message;
-                        let parcel = parcel_of(payload);
-                        (refusal, Work::Send(Dispatch { token, control, immediate, payload_token, parcel }))
-                    })
+        for lane in &mut self.waiting {
+            while let Some(work) = lane.pop_front() {
+                match offer(session, vi, limit, work) {
+                    Ok(()) => {}
+                    Err((work, true)) => {
+                        lane.push_front(work);
+                        break;
+                    }
+                    Err((work, false)) => {
+                        lane.push_front(work);
+                        return self.give_back();
+                    }
                 }
-                Work::Receive(Place { token, parcel }) => {
-                    let place = Incoming { token, target: load(parcel, limit) };
-                    let posted = session.post_receive(vi, place);
-                    posted.err().map(|(refusal, place)| (refusal, Work::Receive(unload(place))))
-                }
-                Work::Expect(payload_token, Place { token, parcel }) => {
-                    let place = Incoming { token, target: load(parcel, limit) };
-                    let posted = session.expect(vi, payload_token, place);
-                    posted.err().map(|(refusal, place)| (refusal, Work::Expect(payload_token, unload(place))))
-                }
-            };
-            match refused {
-                None => {}
-                Some((highwire_proto::Refusal::Full { .. } | highwire_proto::Refusal::TokenInUse(_), work)) => {
-                    // There is room when something else is complete.
-                    self.waiting.push_front(work);
-                    return;
-                }
-                Some((_, work)) => {
-                    self.waiting.push_front(work);
+            }
+        }
+        while let Some(work) = self.posted.pop_front() {
+            let lane = &mut self.waiting[lane(&work)];
+            if !lane.is_empty() {
+                lane.push_back(work);
+                continue;
+            }
+            match offer(session, vi, limit, work) {
+                Ok(()) => {}
+                Err((work, true)) => lane.push_back(work),
+                Err((work, false)) => {
+                    lane.push_back(work);
                     return self.give_back();
                 }
             }
         }
     }
 
+    fn is_waiting(&self) -> bool {
+        self.waiting.iter().any(|lane| !lane.is_empty())
+    }
+
     /// Everything that the session never saw comes back.
     fn give_back(&mut self) {
-        for work in self.waiting.drain(..) {
+        let waiting = self.waiting.iter_mut().flat_map(|lane| lane.drain(..));
+        for work in waiting.chain(self.posted.drain(..)) {
             let (side, token, parcel) = match work {
                 Work::Send(Dispatch { token, parcel, .. }) => (Side::Sent, token, parcel),
                 Work::Receive(Place { token, parcel }) | Work::Expect(_, Place { token, parcel }) => {
@@ -597,6 +602,43 @@ impl Circuit {
             self.line.complete(side, done(token, Err(self.fault), parcel));
         }
     }
+}
+
+/// Where work waits.
+fn lane(work: &Work) -> usize {
+    match work {
+        Work::Send(_) => 0,
+        Work::Receive(_) => 1,
+        Work::Expect(..) => EXPECTED,
+    }
+}
+
+/// Offers work to a session. What it does not take comes back, with whether it may later: there is room
+/// when something else is complete.
+fn offer(session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -> Result<(), (Work, bool)> {
+    let refused = match work {
+        Work::Send(Dispatch { token, control, immediate, payload_token, parcel }) => {
+            let payload = load(parcel, limit);
+            let message = Outgoing { token, control, immediate, payload_token, payload };
+            session.post_send(vi, message).map_err(|(refusal, message)| {
+                let Outgoing { token, control, immediate, payload_token, payload } = message;
+                let parcel = parcel_of(payload);
+                (refusal, Work::Send(Dispatch { token, control, immediate, payload_token, parcel }))
+            })
+        }
+        Work::Receive(Place { token, parcel }) => {
+            let posted = session.post_receive(vi, Incoming { token, target: load(parcel, limit) });
+            posted.map_err(|(refusal, place)| (refusal, Work::Receive(unload(place))))
+        }
+        Work::Expect(payload_token, Place { token, parcel }) => {
+            let posted = session.expect(vi, payload_token, Incoming { token, target: load(parcel, limit) });
+            posted.map_err(|(refusal, place)| (refusal, Work::Expect(payload_token, unload(place))))
+        }
+    };
+    refused.map_err(|(refusal, work)| {
+        let later = matches!(refusal, highwire_proto::Refusal::Full { .. } | highwire_proto::Refusal::TokenInUse(_));
+        (work, later)
+    })
 }
 
 fn done(token: u64, status: Result<(), Fault>, parcel: Parcel) -> Done {
@@ -634,6 +676,8 @@ fn fault(ending: Ending, closed: Fault) -> Fault {
     }
 }
 
+/// Where expected places wait.
+const EXPECTED: usize = 2;
 /// Callers that wait to be accepted, at most.
 const CALLERS_MAX: usize = 1024;
 /// How long a session that is over answers a peer who repeats its last word.

@@ -507,3 +507,29 @@ fn a_session_that_comes_after_its_caller_gave_up_is_closed() {
     std::thread::sleep(Duration::from_secs(2));
     meet(&caller, &listener).unwrap();
 }
+
+#[test]
+fn receives_do_not_wait_behind_sends() {
+    // More than a session takes at once.
+    const COUNT: usize = 5000;
+    for driver in [Driver::Thread, Driver::Caller] {
+        let config = Config { descriptors_max: COUNT, ..Config::default() };
+        let wire = WireConfig { keys: sealed(), driver, ..WireConfig::default() };
+        let nic = || Nic::with_wire(config.clone(), wire.clone()).unwrap();
+        let (caller, listening) = (nic(), nic());
+        let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+        let (here, there) = meet(&caller, &listener).unwrap();
+        let mut pair = Pair { here, there: there.unwrap(), memory: caller.register(4096).unwrap() };
+        for vi in [&mut pair.here, &mut pair.there] {
+            (0..COUNT).for_each(|number| vi.send_bytes(number as u64, b"x").unwrap());
+            (0..COUNT).for_each(|number| vi.post_recv(Receive::new(number as u64)).unwrap());
+        }
+        let (ours, theirs) = pair.complete(2 * COUNT, 2 * COUNT);
+        for done in [ours, theirs] {
+            for operation in [Operation::Send, Operation::Receive] {
+                let of_it = done.iter().filter(|done| done.operation == operation).map(|done| done.token as usize);
+                assert!(of_it.eq(0..COUNT), "{operation:?}");
+            }
+        }
+    }
+}
