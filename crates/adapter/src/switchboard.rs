@@ -408,7 +408,7 @@ impl Switchboard {
             self.news.push(circuit.line.clone());
         }
         if circuit.is_waiting()
-            && let Some(session) = self.engine.endpoint().session(number)
+            && let Some(session) = self.engine.endpoint().session(number).filter(|session| session.ended().is_none())
         {
             circuit.hand_on(session, vi, self.message_bytes_max);
         }
@@ -466,15 +466,19 @@ impl Switchboard {
         };
         let fault = if aborted { Fault::PeerAborted } else { Fault::PeerClosed };
         circuit.fault = fault;
-        circuit.line.take_posted(&mut circuit.posted);
-        circuit.give_back();
-        let line = circuit.line.clone();
+        // What the session has comes back first: it was posted before what waits.
+        let waiting = std::mem::take(&mut circuit.waiting);
         if let Some(session) = self.engine.endpoint().session(number) {
             session.close_vi(vi);
         }
-        // Everything has come back before the end is told.
         self.flush_events(number);
-        line.end(fault);
+        let Some(circuit) = self.circuit_mut(number, vi) else { return };
+        circuit.waiting = waiting;
+        circuit.line.take_posted(&mut circuit.posted);
+        circuit.give_back();
+        // Everything has come back before the end is told.
+        circuit.line.end(fault);
+        let line = circuit.line.clone();
         self.news.push(line);
     }
 

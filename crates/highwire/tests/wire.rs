@@ -533,3 +533,48 @@ fn receives_do_not_wait_behind_sends() {
         }
     }
 }
+
+#[test]
+fn everything_comes_back_in_order_before_the_end_is_told() {
+    for driver in [Driver::Thread, Driver::Caller] {
+        let wire = WireConfig { keys: sealed(), driver, ..WireConfig::default() };
+        for round in 0..60 {
+            let Pair { here, there, .. } = Pair::new(&wire);
+            let (mut tx, mut rx) = here.split();
+            // The peer goes while both halves post.
+            let going = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(37 * round));
+                drop(there);
+            });
+            let sending = std::thread::spawn(move || {
+                let (mut posted, mut back) = (0, Vec::new());
+                loop {
+                    match tx.send_bytes(posted, b"x") {
+                        Ok(()) => posted += 1,
+                        Err(PostError::NotConnected(_)) => break,
+                        Err(_) => back.extend(tx.poll().map(|done| done.token)),
+                    }
+                }
+                while let Ok(done) = tx.wait(PATIENCE) {
+                    back.push(done.token);
+                }
+                (posted, back)
+            });
+            let (mut posted, mut back) = (0, Vec::new());
+            loop {
+                match rx.post_recv(Receive::new(posted)).map_err(|refused| refused.reason) {
+                    Ok(()) => posted += 1,
+                    Err(PostError::NotConnected(_)) => break,
+                    Err(_) => back.extend(rx.poll().map(|done| done.token)),
+                }
+            }
+            while let Ok(done) = rx.wait(PATIENCE) {
+                back.push(done.token);
+            }
+            assert!(back.iter().copied().eq(0..posted), "receives, {driver:?}, {round}: {posted} posted");
+            let (posted, back) = sending.join().unwrap();
+            assert!(back.iter().copied().eq(0..posted), "sends, {driver:?}, {round}: {posted} posted");
+            going.join().unwrap();
+        }
+    }
+}

@@ -305,10 +305,10 @@ impl WireSender {
     }
 
     fn notice_end(&mut self) {
-        // The end is told when everything is back: what was completed before it is still to be taken.
+        // The end is told when everything is back, what was posted while it came too.
         if self.ended.is_none()
             && let Some(failure) = self.member.end()
-            && !self.member.line.has_done(Side::Sent)
+            && self.member.outstanding.load(SeqCst) == 0
         {
             self.ended = Some(failure);
             self.member.ended.fetch_add(1, SeqCst);
@@ -476,7 +476,7 @@ impl WireReceiver {
     fn notice_end(&mut self) {
         if self.ended.is_none()
             && let Some(failure) = self.member.end()
-            && !self.member.line.has_done(Side::Received)
+            && self.posted == 0
         {
             self.ended = Some(failure);
             self.member.ended.fetch_add(1, SeqCst);
