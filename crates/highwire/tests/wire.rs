@@ -578,3 +578,23 @@ fn everything_comes_back_in_order_before_the_end_is_told() {
         }
     }
 }
+
+#[test]
+fn the_queue_shows_the_end_to_the_half_that_is_left() {
+    for wire in wires() {
+        let (caller, listening) = (nic(&wire), nic(&wire));
+        let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+        let mut queue = listening.completion_queue().unwrap();
+        let options = ViOptions::new().queue(&queue);
+        let (there, here) = std::thread::scope(|scope| {
+            let there = scope.spawn(|| caller.connect(listener.address()).unwrap());
+            let here = listener.accept_with(PATIENCE, &options).unwrap();
+            (there.join().unwrap(), here)
+        });
+        let (tx, mut rx) = here.split();
+        drop(there);
+        assert!(matches!(rx.wait(PATIENCE), Err(WaitError::NotConnected(_))));
+        drop(rx);
+        assert_eq!(queue.wait(Duration::from_secs(2)), Ok(tx.id()), "{:?}", wire.driver);
+    }
+}

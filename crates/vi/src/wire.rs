@@ -93,7 +93,7 @@ pub(crate) struct WireMember {
     /// Messages posted whose completion was not taken.
     outstanding: AtomicUsize,
     pub active: AtomicBool,
-    /// Halves that have noticed the end, and halves that exist.
+    /// Halves that have noticed the end, of those that exist.
     ended: AtomicU32,
     halves: AtomicU32,
 }
@@ -150,8 +150,15 @@ impl WireMember {
     }
 
     /// A half is gone; with the last one the connection ends.
-    fn half_dropped(&self) {
-        if !self.process.is_this() || self.halves.fetch_sub(1, SeqCst) > 1 {
+    fn half_dropped(&self, noticed: bool) {
+        if !self.process.is_this() {
+            return;
+        }
+        if noticed {
+            // It does not count for the other half.
+            self.ended.fetch_sub(1, SeqCst);
+        }
+        if self.halves.fetch_sub(1, SeqCst) > 1 {
             return;
         }
         self.queue.part(self.id);
@@ -342,7 +349,7 @@ impl WireSender {
 
 impl Drop for WireSender {
     fn drop(&mut self) {
-        self.member.half_dropped();
+        self.member.half_dropped(self.ended.is_some());
     }
 }
 
@@ -494,7 +501,7 @@ impl WireReceiver {
 
 impl Drop for WireReceiver {
     fn drop(&mut self) {
-        self.member.half_dropped();
+        self.member.half_dropped(self.ended.is_some());
     }
 }
 
