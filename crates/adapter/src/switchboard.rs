@@ -357,6 +357,10 @@ impl Switchboard {
                 circuit.standing = Standing::Failed(WireError::Over { to: party.peer, reason });
             }
             circuit.fault = fault;
+            if circuit.standing != Standing::Connected {
+                // It may still be connected to the next address of its host.
+                continue;
+            }
             circuit.line.take_posted(&mut circuit.posted);
             circuit.give_back();
             circuit.line.end(fault);
