@@ -7,7 +7,8 @@
 //! ```text
 //!  Thread:  caller posts ── bell ──▶ thread turns ── notice ──▶ caller
 //!  Caller:  caller posts and turns;   caller looks and turns;   caller rests on the socket
-//!           thread naps; it takes over when nobody has turned for NAP, and whenever a caller sleeps elsewhere
+//!           thread naps; it takes over when nobody has turned for NAP, and whenever a caller sleeps elsewhere;
+//!           while a caller rests, that one looks after everything, and wakes the thread when it leaves
 //! ```
 
 use crate::switchboard::{Key, Standing, Switchboard};
@@ -56,9 +57,12 @@ pub(crate) struct Port {
     bell: OwnedFd,
     /// In microseconds of the port's clock; 0 while the thread is awake, or naps.
     sleeps_until: AtomicU64,
-    /// A resting caller's.
+    /// The thread sleeps until whoever rests is awake.
+    relies: AtomicBool,
+    /// A resting caller's, and until when it means to sleep; 0 while it is awake.
     rest_bell: OwnedFd,
     resting: AtomicBool,
+    rests_until: AtomicU64,
     /// Microseconds of the port's clock; the engine's next deadline, and whether the link was full.
     deadline: AtomicU64,
     held_up: AtomicBool,
@@ -102,8 +106,10 @@ impl Port {
             socket,
             bell: eventfd()?,
             sleeps_until: AtomicU64::new(0),
+            relies: AtomicBool::new(false),
             rest_bell: eventfd()?,
             resting: AtomicBool::new(false),
+            rests_until: AtomicU64::new(0),
             deadline: AtomicU64::new(u64::MAX),
             held_up: AtomicBool::new(false),
             turns: AtomicU64::new(0),
@@ -282,7 +288,8 @@ impl Port {
             // It was told of a later one.
             ring(&self.bell);
         }
-        if (changed || !news.is_empty()) && self.resting.load(SeqCst) {
+        let concerned = changed || !news.is_empty() || deadline < self.rests_until.load(SeqCst);
+        if concerned && self.resting.load(SeqCst) {
             ring(&self.rest_bell);
         }
     }
@@ -339,7 +346,11 @@ impl Port {
             let turns = self.turns.load(SeqCst);
             let attended = self.resting.load(SeqCst) || std::mem::replace(&mut seen, turns) != turns;
             if self.driver == Driver::Caller && self.away.load(SeqCst) == 0 && attended && leaving.is_none() {
-                self.sleep(false, self.now() + NAP);
+                self.relies.store(true, SeqCst);
+                let rests = self.resting.load(SeqCst);
+                self.relies.store(rests, SeqCst);
+                self.sleep(false, if rests { Duration::MAX } else { self.now() + NAP });
+                self.relies.store(false, SeqCst);
                 continue;
             }
             let mut board = self.board();
@@ -460,10 +471,20 @@ impl Carrier for Carriage {
         }
         hush(&port.rest_bell);
         if !look() {
-            let deadline = Duration::from_micros(port.deadline.load(SeqCst));
-            port.await_socket(&port.rest_bell, timeout.min(deadline.saturating_sub(port.now())));
+            let now = port.now();
+            let latest = now.saturating_add(timeout).as_micros().min(u128::from(u64::MAX)) as u64;
+            let until = latest.min(port.deadline.load(SeqCst));
+            port.rests_until.store(until, SeqCst);
+            // Whoever set an earlier deadline before that has not rung the bell.
+            if port.deadline.load(SeqCst) >= until {
+                port.await_socket(&port.rest_bell, Duration::from_micros(until).saturating_sub(now));
+            }
+            port.rests_until.store(0, SeqCst);
         }
         port.resting.store(false, SeqCst);
+        if port.relies.swap(false, SeqCst) {
+            ring(&port.bell);
+        }
         true
     }
 

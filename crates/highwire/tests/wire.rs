@@ -598,3 +598,70 @@ fn the_queue_shows_the_end_to_the_half_that_is_left() {
         assert_eq!(queue.wait(Duration::from_secs(2)), Ok(tx.id()), "{:?}", wire.driver);
     }
 }
+
+#[test]
+fn what_is_lost_is_sent_again_while_another_thread_rests() {
+    let lossy = Duration::from_millis(500)..Duration::from_millis(520);
+    let impairments = Some((Impairments { partitions: vec![lossy], ..Impairments::default() }, 1));
+    let wire = WireConfig { keys: sealed(), ..WireConfig::default() };
+    let listening = nic(&wire);
+    let caller = nic(&WireConfig { driver: Driver::Caller, impairments, ..wire });
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    let began = Instant::now();
+    let (here, there) = meet(&caller, &listener).unwrap();
+    let mut there = there.unwrap();
+    there.post_recv(Receive::new(1)).unwrap();
+    let (mut tx, mut rx) = here.split();
+    let resting = std::thread::spawn(move || rx.wait(PATIENCE));
+    std::thread::sleep(Duration::from_millis(505).saturating_sub(began.elapsed()));
+    // It is lost, and who sent it does not look.
+    tx.send_bytes(1, b"").unwrap();
+    let posted = Instant::now();
+    assert_eq!(there.wait(PATIENCE).unwrap().status, Ok(()));
+    assert!(posted.elapsed() < Duration::from_secs(1), "{:?}", posted.elapsed());
+    drop(there);
+    assert!(resting.join().unwrap().is_err());
+}
+
+/// How often threads of ports have gone to sleep, in this process.
+fn sleeps() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let ports = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "highwire-wire")
+    });
+    let sleeps = ports.filter_map(|task| {
+        let status = std::fs::read_to_string(task.join("status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse::<u64>().ok()
+    });
+    sleeps.sum()
+}
+
+/// In a process of its own, so that no other test's threads are counted.
+#[test]
+fn callers_who_turn_or_rest_leave_the_thread_asleep() {
+    if std::env::var_os("HIGHWIRE_COUNT_SLEEPS").is_none() {
+        let name = "callers_who_turn_or_rest_leave_the_thread_asleep";
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let done = alone.args(["--exact", name, "--nocapture"]).env("HIGHWIRE_COUNT_SLEEPS", "1").output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        return;
+    }
+    let mut pair = Pair::new(&WireConfig { keys: sealed(), driver: Driver::Caller, ..WireConfig::default() });
+    let (before, began) = (sleeps(), Instant::now());
+    for number in 0..1000 {
+        pair.there.post_recv(Receive::new(number)).unwrap();
+        pair.here.send_bytes(number, b"x").unwrap();
+        pair.complete(1, 1);
+    }
+    // Two threads look every 10 ms whether they are needed.
+    let (turning, naps) = (sleeps() - before, 2 * began.elapsed().as_millis() as u64 / 10);
+    assert!(turning < 100 + 3 * naps, "{turning} sleeps for 1000 messages, {naps} naps");
+    let Pair { mut here, mut there, .. } = pair;
+    let other = std::thread::spawn(move || there.wait(Duration::from_millis(1500)).is_err());
+    let _ = here.wait(Duration::from_millis(300));
+    let before = sleeps();
+    assert!(here.wait(Duration::from_secs(1)).is_err());
+    let resting = sleeps() - before;
+    assert!(resting < 20, "{resting} sleeps in an idle second");
+    assert!(other.join().unwrap());
+}
