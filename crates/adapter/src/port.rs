@@ -488,6 +488,12 @@ impl Carrier for Carriage {
         true
     }
 
+    fn wake(&self) {
+        if self.port.resting.load(SeqCst) {
+            ring(&self.port.rest_bell);
+        }
+    }
+
     fn revoke(&self, payload_token: u64) -> Option<Place> {
         let mut board = self.port.board();
         let place = board.revoke(self.key, payload_token);

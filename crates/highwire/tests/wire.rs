@@ -1,7 +1,7 @@
 //! VIs between hosts, by way of loopback: the same VIs, another path.
 
 use highwire::{
-    ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys, ListenError, Listener, Message, Nic,
+    Background, ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys, ListenError, Listener, Message, Nic,
     Operation, PayloadToken, PeerId, PostError, Receive, Region, Reliability, State, Vi, ViOptions, WaitError,
     WireConfig, WireError,
 };
@@ -664,4 +664,18 @@ fn callers_who_turn_or_rest_leave_the_thread_asleep() {
     let resting = sleeps() - before;
     assert!(resting < 20, "{resting} sleeps in an idle second");
     assert!(other.join().unwrap());
+}
+
+#[test]
+fn a_background_thread_ends_at_once() {
+    for wire in wires() {
+        let Pair { here, there, .. } = Pair::new(&wire);
+        let background = Background::spawn(here).unwrap();
+        // By now it sleeps.
+        std::thread::sleep(Duration::from_millis(300));
+        let began = Instant::now();
+        drop(background);
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}: {:?}", wire.driver, began.elapsed());
+        drop(there);
+    }
 }

@@ -296,6 +296,9 @@ pub trait Carrier: Debug + Send + Sync {
     /// something after everything is prepared. False if that is not for this caller to do.
     fn rest(&self, timeout: Duration, look: &mut dyn FnMut() -> bool) -> bool;
 
+    /// Wakes whoever rests.
+    fn wake(&self);
+
     /// Takes an expected place back: nothing lands in it afterwards.
     fn revoke(&self, payload_token: u64) -> Option<Place>;
 

@@ -151,7 +151,7 @@ impl Drop for Background {
             return;
         }
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.member.queue().wake();
+        self.member.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

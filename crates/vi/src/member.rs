@@ -86,6 +86,14 @@ impl Member {
         }
     }
 
+    /// Wakes whoever waits, however it waits.
+    pub(crate) fn wake(&self) {
+        self.queue().wake();
+        if let Member::Wire(member) = self {
+            member.carrier().wake();
+        }
+    }
+
     /// Waits until `look` finds something, spinning and sleeping by the rules.
     pub(crate) fn wait_for<T>(
         &self,
