@@ -445,6 +445,15 @@ impl Carrier for Carriage {
                         board.send(port.now());
                     }
                 });
+                if port.has_pending.load(SeqCst) {
+                    // Whoever has the board may accept or close, and does not look.
+                    if port.sleeps_until.load(SeqCst) != 0 {
+                        ring(&port.bell);
+                    }
+                    if port.resting.load(SeqCst) {
+                        ring(&port.rest_bell);
+                    }
+                }
             }
         }
     }
@@ -475,8 +484,8 @@ impl Carrier for Carriage {
             let latest = now.saturating_add(timeout).as_micros().min(u128::from(u64::MAX)) as u64;
             let until = latest.min(port.deadline.load(SeqCst));
             port.rests_until.store(until, SeqCst);
-            // Whoever set an earlier deadline before that has not rung the bell.
-            if port.deadline.load(SeqCst) >= until {
+            // Whoever posted or set an earlier deadline before that has not rung the bell.
+            if port.deadline.load(SeqCst) >= until && !port.has_pending.load(SeqCst) {
                 port.await_socket(&port.rest_bell, Duration::from_micros(until).saturating_sub(now));
             }
             port.rests_until.store(0, SeqCst);
