@@ -276,13 +276,14 @@ impl Port {
         let deadline = board.engine().deadline().map_or(u64::MAX, |at| at.as_micros() as u64);
         self.deadline.store(deadline, SeqCst);
         self.held_up.store(board.engine().is_held_up(), SeqCst);
+        // Still with the board: two who show what was true one after the other would hide a caller for good.
+        if callers != self.callers_shown.swap(callers, SeqCst) {
+            if callers { ring(&self.callers) } else { hush(&self.callers) }
+        }
         drop(board);
         news.iter().for_each(|line| line.tell());
         if changed {
             self.changed.notify_all();
-        }
-        if callers != self.callers_shown.swap(callers, SeqCst) {
-            if callers { ring(&self.callers) } else { hush(&self.callers) }
         }
         if deadline < self.sleeps_until.load(SeqCst) {
             // It was told of a later one.
