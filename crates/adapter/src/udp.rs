@@ -123,16 +123,25 @@ impl UdpWire {
 
     /// The port that connects to addresses like this one.
     fn connecting(&self, to: SocketAddr) -> Result<Arc<Port>, WireError> {
+        // Without a key nobody else may reach it either: a checksum keeps no one from joining in.
+        let stays = !self.config.insecure && lock(&self.keys).is_insecure();
         let mut ports = lock(&self.connecting);
         let port = &mut ports[usize::from(to.is_ipv6())];
-        if let Some(port) = port {
+        if let Some(port) = port.as_ref().filter(|port| port.local().ip().is_loopback() == stays) {
             return Ok(port.clone());
         }
-        let any: IpAddr = match to {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        let from: IpAddr = match (to, stays) {
+            (SocketAddr::V4(_), true) => Ipv4Addr::LOCALHOST.into(),
+            (SocketAddr::V4(_), false) => Ipv4Addr::UNSPECIFIED.into(),
+            (SocketAddr::V6(_), true) => Ipv6Addr::LOCALHOST.into(),
+            (SocketAddr::V6(_), false) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        Ok(port.insert(self.open(SocketAddr::new(any, 0), false)?).clone())
+        let opened = self.open(SocketAddr::new(from, 0), false)?;
+        if let Some(earlier) = port.replace(opened.clone()) {
+            // There was no key when it was opened. It ends with its last line.
+            earlier.let_go();
+        }
+        Ok(opened)
     }
 }
 

@@ -679,3 +679,14 @@ fn a_background_thread_ends_at_once() {
         drop(there);
     }
 }
+
+#[test]
+fn without_a_key_who_connects_is_bound_to_loopback() {
+    let (caller, listening) = (nic(&WireConfig::default()), nic(&WireConfig::default()));
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    let (_here, there) = meet(&caller, &listener).unwrap();
+    let PeerId::Host(from) = there.unwrap().peer() else { panic!("another host") };
+    // Another socket has the port on another address of this host only if ours is not bound to all.
+    let beside = std::net::UdpSocket::bind(("127.0.0.2", from.port()));
+    assert!(beside.is_ok(), "{from} is bound to every address: {beside:?}");
+}
