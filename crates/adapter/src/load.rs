@@ -67,7 +67,7 @@ impl Sink for Load {
 
     fn prepare(&mut self, bytes: usize) {
         if let Parcel::Bytes(place) = &mut self.parcel {
-            place.resize(bytes, 0);
+            grow(place, bytes);
         }
     }
 
@@ -88,7 +88,7 @@ impl Sink for Load {
         if let Parcel::Bytes(place) = &mut self.parcel
             && place.len() < at + bytes.len()
         {
-            place.resize(at + bytes.len(), 0);
+            grow(place, at + bytes.len());
         }
         let (mut at, mut bytes) = (at, bytes);
         while !bytes.is_empty() {
@@ -105,6 +105,16 @@ impl Sink for Load {
             piece.copy_from_slice(now);
             (at, bytes) = (at + now.len(), later);
         }
+    }
+}
+
+/// Makes a place that takes what it needs so long. Zeros that the kernel gives take no memory before
+/// something lands there: a peer must not take it all by announcing long messages.
+fn grow(place: &mut Vec<u8>, bytes: usize) {
+    if place.is_empty() {
+        *place = vec![0; bytes];
+    } else {
+        place.resize(bytes, 0);
     }
 }
 
@@ -169,5 +179,19 @@ mod tests {
         load.write(0, b"first");
         let Parcel::Bytes(bytes) = &load.parcel else { panic!("{load:?}") };
         assert_eq!(bytes, b"firstlater\0\0");
+    }
+
+    #[test]
+    fn a_long_message_that_is_only_announced_takes_no_memory() {
+        // Pages that are there, from the second number of statm.
+        let resident = || -> usize {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            statm.split(' ').nth(1).unwrap().parse().unwrap()
+        };
+        let before = resident();
+        let mut loads: Vec<Load> = (0..8).map(|_| Load::new(Parcel::Bytes(Vec::new()), 64 << 20)).collect();
+        loads.iter_mut().for_each(|load| load.prepare(64 << 20));
+        let taken = resident().saturating_sub(before) * 4096;
+        assert!(taken < 64 << 20, "{taken} bytes");
     }
 }
