@@ -273,9 +273,14 @@ impl Port {
     fn finish(&self, mut board: MutexGuard<'_, Switchboard>) {
         let (news, changed, callers) =
             (std::mem::take(&mut board.news), std::mem::take(&mut board.changed), board.has_callers());
-        let deadline = board.engine().deadline().map_or(u64::MAX, |at| at.as_micros() as u64);
+        let mut deadline = board.engine().deadline().map_or(u64::MAX, |at| at.as_micros() as u64);
+        let held_up = board.engine().is_held_up();
+        if held_up {
+            // What is to be sent is overdue until the link has room, which wakes whoever sleeps.
+            deadline = deadline.max((self.now() + FULL).as_micros() as u64);
+        }
         self.deadline.store(deadline, SeqCst);
-        self.held_up.store(board.engine().is_held_up(), SeqCst);
+        self.held_up.store(held_up, SeqCst);
         // Still with the board: two who show what was true one after the other would hide a caller for good.
         if callers != self.callers_shown.swap(callers, SeqCst) {
             if callers { ring(&self.callers) } else { hush(&self.callers) }
@@ -533,6 +538,8 @@ fn await_descriptors(descriptors: &mut [PollFd<'_>], left: Duration) {
 
 /// How long the thread leaves a board alone that a caller has turned.
 const NAP: Duration = Duration::from_millis(10);
+/// How long timers wait, at most, while the link is full.
+const FULL: Duration = Duration::from_millis(1);
 /// How long sessions are given to end in good order.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// So many posts go together, at most.

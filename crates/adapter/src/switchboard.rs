@@ -106,13 +106,11 @@ impl Switchboard {
 
     /// Does what can be done now; see [`Engine::turn`]. True if a packet moved: then there may be more to do.
     pub(crate) fn turn(&mut self, now: Duration) -> Result<bool, ReceiveError> {
-        let mut moved = self.engine.turn(now)?;
-        if self.dispatch(now) {
-            // Notes may have been answered, and work that waited taken.
-            moved |= self.engine.send(now);
-        }
+        let moved = self.engine.turn(now);
+        // Notes may have been answered, and work that waited taken.
+        let answered = self.dispatch(now) && self.engine.send(now);
         self.forget_parties(now);
-        Ok(moved)
+        moved.map(|moved| moved || answered)
     }
 
     /// Takes in what has come, if something has, and answers. For who knows that there is nothing else to do.

@@ -1,9 +1,9 @@
 //! VIs between hosts, by way of loopback: the same VIs, another path.
 
 use highwire::{
-    Background, ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys, ListenError, Listener, Message, Nic,
-    Operation, PayloadToken, PeerId, PostError, Receive, Region, Reliability, State, Vi, ViOptions, WaitError,
-    WireConfig, WireError,
+    Background, ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys, ListenError,
+    Listener, Message, Nic, Operation, PayloadToken, PeerId, PostError, Receive, Region, Reliability, State, Vi,
+    ViOptions, WaitError, WireConfig, WireError,
 };
 use std::time::{Duration, Instant};
 
@@ -626,9 +626,8 @@ fn what_is_lost_is_sent_again_while_another_thread_rests() {
 /// How often threads of ports have gone to sleep, in this process.
 fn sleeps() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
-    let ports = tasks.filter(|task| {
-        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "highwire-wire")
-    });
+    let ports = tasks
+        .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "highwire-wire"));
     let sleeps = ports.filter_map(|task| {
         let status = std::fs::read_to_string(task.join("status")).ok()?;
         status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse::<u64>().ok()
