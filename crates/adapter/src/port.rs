@@ -439,20 +439,22 @@ impl Carrier for Carriage {
                     ring(&port.bell);
                 }
             }
-            Driver::Caller if !urgent => {}
             Driver::Caller => {
-                port.note_turn();
-                port.turn_by_caller(|port, board| {
-                    port.take_pending(board);
-                    // An idle pipe sends; a busy one gathers.
-                    let gathered = port.gathered.fetch_add(1, SeqCst);
-                    if gathered >= GATHERED_MAX || board.is_quiet(self.key.session) {
-                        port.gathered.store(0, SeqCst);
-                        board.send(port.now());
-                    }
-                });
+                if urgent {
+                    port.note_turn();
+                    port.turn_by_caller(|port, board| {
+                        port.take_pending(board);
+                        // An idle pipe sends; a busy one gathers.
+                        let gathered = port.gathered.fetch_add(1, SeqCst);
+                        if gathered >= GATHERED_MAX || board.is_quiet(self.key.session) {
+                            port.gathered.store(0, SeqCst);
+                            board.send(port.now());
+                        }
+                    });
+                }
                 if port.has_pending.load(SeqCst) {
-                    // Whoever has the board may accept or close, and does not look.
+                    // It waits for the next look, or whoever has the board accepts or closes and does not
+                    // look. Those who are awake do soon.
                     if port.sleeps_until.load(SeqCst) != 0 {
                         ring(&port.bell);
                     }

@@ -689,3 +689,19 @@ fn without_a_key_who_connects_is_bound_to_loopback() {
     let beside = std::net::UdpSocket::bind(("127.0.0.2", from.port()));
     assert!(beside.is_ok(), "{from} is bound to every address: {beside:?}");
 }
+
+#[test]
+fn a_receive_that_is_posted_is_told_though_nobody_looks() {
+    let wire = WireConfig { keys: sealed(), ..WireConfig::default() };
+    let (caller, listening) = (nic(&wire), nic(&WireConfig { driver: Driver::Caller, ..wire }));
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    let (mut here, there) = meet(&caller, &listener).unwrap();
+    let mut there = there.unwrap();
+    here.send_bytes(1, b"").unwrap();
+    // Whoever waits for a receive asks less and less often.
+    assert!(here.wait(Duration::from_millis(3500)).is_err());
+    there.post_recv(Receive::new(1)).unwrap();
+    let posted = Instant::now();
+    assert_eq!(here.wait(PATIENCE).unwrap().status, Ok(()));
+    assert!(posted.elapsed() < Duration::from_millis(500), "{:?}", posted.elapsed());
+}
