@@ -7,14 +7,14 @@
 //!  Closed { to, aborted } ──── from either ──▶
 //! ```
 
-/// The VI that notes go by; each session has it from the beginning [W-63].
+/// The VI that notes go by; each session has it from the beginning [W-64].
 pub(crate) const NOTES: u32 = 1;
 /// The first number for other VIs.
 pub(crate) const FIRST_VI: u32 = 2;
 /// Notes that may be under way to one side.
 pub(crate) const NOTES_MAX: usize = 64;
 
-/// A note, twelve bytes in the control part of a message [W-64].
+/// A note, twelve bytes in the control part of a message [W-65].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
     /// Its sender wants a VI; `vi` is its number for it.

@@ -51,8 +51,8 @@ pub(crate) struct Port {
     has_pending: AtomicBool,
     /// Posts since something was sent last.
     gathered: AtomicU32,
-    /// A copy of the link's descriptor.
-    socket: OwnedFd,
+    /// A copy of the link's descriptor, until the port ends.
+    socket: Mutex<Option<Arc<OwnedFd>>>,
     /// The thread's.
     bell: OwnedFd,
     /// In microseconds of the port's clock; 0 while the thread is awake, or naps.
@@ -103,7 +103,7 @@ impl Port {
             pending: Mutex::default(),
             has_pending: AtomicBool::new(false),
             gathered: AtomicU32::new(0),
-            socket,
+            socket: Mutex::new(Some(Arc::new(socket))),
             bell: eventfd()?,
             sleeps_until: AtomicU64::new(0),
             relies: AtomicBool::new(false),
@@ -126,6 +126,11 @@ impl Port {
     /// Where it is bound.
     pub(crate) fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    /// True while somebody may connect or accept by it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(SeqCst)
     }
 
     /// Changes the keys for new sessions.
@@ -228,8 +233,18 @@ impl Port {
         let mut board = self.board();
         board.stop_listening();
         board.send(self.now());
+        if board.is_idle() && board.is_done() {
+            // At once, so that the address is free for the next.
+            self.shut(&mut board);
+        }
         self.finish(board);
         self.let_go();
+    }
+
+    /// Closes the socket, though somebody may still hold the port.
+    fn shut(&self, board: &mut Switchboard) {
+        board.cut_off();
+        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Nobody will connect or accept by it any more: it ends with its last line.
@@ -366,6 +381,7 @@ impl Port {
                 let since = *leaving.get_or_insert_with(Instant::now);
                 board.close_sessions();
                 if board.is_done() || since.elapsed() > GOODBYE {
+                    self.shut(&mut board);
                     return self.finish(board);
                 }
             }
@@ -397,8 +413,12 @@ impl Port {
 
     fn await_socket(&self, bell: &OwnedFd, left: Duration) {
         let full = if self.held_up.load(SeqCst) { PollFlags::OUT } else { PollFlags::empty() };
-        let socket = PollFd::new(&self.socket, PollFlags::IN | full);
-        await_descriptors(&mut [socket, PollFd::new(bell, PollFlags::IN)], left);
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bell = PollFd::new(bell, PollFlags::IN);
+        match &socket {
+            Some(socket) => await_descriptors(&mut [PollFd::new(&**socket, PollFlags::IN | full), bell], left),
+            None => await_descriptors(&mut [bell], left),
+        }
     }
 
     fn hand_over(&self, asleep: bool) {

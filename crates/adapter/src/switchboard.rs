@@ -6,11 +6,12 @@
 use crate::engine::Engine;
 use crate::load::Load;
 use crate::note::{FIRST_VI, NOTES, NOTES_MAX, Note, Refusal};
-use highwire_link::{Link, ReceiveError};
+use highwire_link::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError};
 use highwire_mem::work::{Dispatch, Done, Fault, Line, Parcel, Place, Side, WireError, Work};
 use highwire_proto::{Assurance, ConnectError, Ending, EndpointEvent, Event, Incoming, Outgoing, Session};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,6 +145,12 @@ impl Switchboard {
         self.parties.values().all(|party| party.over.is_some())
     }
 
+    /// Takes the link away: nothing goes out or comes in any more.
+    pub(crate) fn cut_off(&mut self) {
+        let local = self.engine.link().local_address();
+        *self.engine.link() = Box::new(Cut(local));
+    }
+
     /// Ends every session that this side may end.
     pub(crate) fn close_sessions(&mut self) {
         for (number, party) in &mut self.parties {
@@ -166,9 +173,12 @@ impl Switchboard {
     ) -> Result<Key, ConnectError> {
         // Those that are over must not keep others out, though nothing has moved since.
         self.forget_parties(now);
-        let known = self.parties.iter().find(|(_, party)| party.is_open_to(to));
-        let session = match known {
-            Some((number, _)) => *number,
+        let known = self.parties.iter().find(|(_, party)| party.is_open_to(to)).map(|(number, _)| *number);
+        let endpoint = self.engine.endpoint();
+        // One that was silent for a while may be dead, and its peer have come back as another.
+        let is_fresh = |number: &u32| endpoint.session(*number).is_none_or(|s| now < s.heard_at() + FRESH);
+        let session = match known.filter(is_fresh) {
+            Some(number) => number,
             None => {
                 let number = self.engine.connect(now, to)?;
                 self.parties.insert(number, Party::new(to, true));
@@ -526,6 +536,36 @@ impl Switchboard {
     }
 }
 
+/// What is left of a link that was taken away.
+struct Cut(SocketAddr);
+
+impl Link for Cut {
+    fn local_address(&self) -> SocketAddr {
+        self.0
+    }
+
+    fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
+        Ok(bursts.len())
+    }
+
+    fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
+        inbox.clear();
+        Ok(0)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn burst_bytes_max(&self) -> usize {
+        usize::from(u16::MAX)
+    }
+
+    fn counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
 impl Party {
     fn new(peer: SocketAddr, ours: bool) -> Party {
         let circuits = BTreeMap::new();
@@ -684,6 +724,8 @@ fn fault(ending: Ending, closed: Fault) -> Fault {
 
 /// Where expected places wait.
 const EXPECTED: usize = 2;
+/// A session that was heard so lately is used for another VI.
+const FRESH: Duration = Duration::from_secs(1);
 /// Callers that wait to be accepted, at most.
 const CALLERS_MAX: usize = 1024;
 /// How long a session that is over answers a peer who repeats its last word.

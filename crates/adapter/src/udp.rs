@@ -76,18 +76,23 @@ impl UdpWire {
 
     /// Changes the keys while connections go on. New sessions use the newest, and others may use either: so
     /// a cluster changes its key by giving every node both, and then taking the older one away.
-    pub fn set_keys(&self, keys: Keys) {
+    ///
+    /// No key at all is refused, and nothing changes, while somebody listens beyond this host, unless
+    /// `insecure` was said.
+    pub fn set_keys(&self, keys: Keys) -> Result<(), WireError> {
+        let mut listening = lock(&self.listening).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        listening.retain(|port| port.is_held());
+        listening.iter().try_for_each(|port| self.check_key(&keys, port.local()))?;
         *lock(&self.keys) = keys.clone();
-        let connecting = lock(&self.connecting).iter().flatten().cloned().collect::<Vec<_>>();
-        let listening = lock(&self.listening).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
-        for port in connecting.iter().chain(&listening) {
+        for port in lock(&self.connecting).iter().flatten().chain(&listening) {
             port.set_keys(keys.clone());
         }
+        Ok(())
     }
 
     /// [`WireError::NoKey`] where nobody but this host may be reached.
-    fn check_key(&self, address: SocketAddr) -> Result<(), WireError> {
-        let allowed = self.config.insecure || !lock(&self.keys).is_insecure() || address.ip().is_loopback();
+    fn check_key(&self, keys: &Keys, address: SocketAddr) -> Result<(), WireError> {
+        let allowed = self.config.insecure || !keys.is_insecure() || address.ip().is_loopback();
         if allowed { Ok(()) } else { Err(WireError::NoKey(address)) }
     }
 
@@ -149,10 +154,11 @@ impl Wire for UdpWire {
     fn connect(&self, to: &str, line: &Arc<Line>, reliable: bool, timeout: Duration) -> Result<(), WireError> {
         let addresses = resolve(to)?;
         let each = timeout / addresses.len() as u32;
+        let keys = lock(&self.keys).clone();
         let mut result = Err(WireError::Address(to.to_owned()));
         for address in addresses {
             result = self
-                .check_key(address)
+                .check_key(&keys, address)
                 .and_then(|()| self.connecting(address))
                 .and_then(|port| port.connect(address, line, reliable, each));
             if result.is_ok() {
@@ -164,7 +170,8 @@ impl Wire for UdpWire {
 
     fn listen(&self, at: &str) -> Result<Box<dyn WireListener>, WireError> {
         let address = *resolve(at)?.first().ok_or_else(|| WireError::Address(at.to_owned()))?;
-        self.check_key(address)?;
+        let keys = lock(&self.keys).clone();
+        self.check_key(&keys, address)?;
         let port = self.open(address, true)?;
         let mut listening = lock(&self.listening);
         listening.retain(|port| port.strong_count() > 0);

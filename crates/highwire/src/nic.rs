@@ -2,7 +2,7 @@
 
 use highwire_adapter::{UdpWire, WireConfig};
 use highwire_proto::Keys;
-use highwire_vi::{Config, NicError};
+use highwire_vi::{Config, NicError, WireError};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -55,8 +55,8 @@ impl Nic {
     }
 
     /// Changes the keys while connections go on: see [`UdpWire::set_keys`].
-    pub fn set_keys(&self, keys: Keys) {
-        self.wire.set_keys(keys);
+    pub fn set_keys(&self, keys: Keys) -> Result<(), WireError> {
+        self.wire.set_keys(keys)
     }
 }
 

@@ -441,11 +441,11 @@ fn the_key_is_changed_while_connections_go_on() {
     };
     let (mut here, mut there) = meet(&early).expect("the old key");
     assert!(meet(&late).is_none(), "the new key is not known yet");
-    server.set_keys(Keys::new(new()).with_older(old()));
+    server.set_keys(Keys::new(new()).with_older(old())).unwrap();
     meet(&late).expect("the new key");
-    server.set_keys(Keys::new(new()));
+    server.set_keys(Keys::new(new())).unwrap();
     assert!(meet(&with(Keys::new(old()))).is_none(), "the old key is gone");
-    early.set_keys(Keys::new(new()));
+    early.set_keys(Keys::new(new())).unwrap();
     // What is connected goes on all the while.
     let memory = server.register(4096).unwrap();
     there.post_recv(Receive::new(1).into(memory.slice(0..64).unwrap())).unwrap();
@@ -704,4 +704,39 @@ fn a_receive_that_is_posted_is_told_though_nobody_looks() {
     let posted = Instant::now();
     assert_eq!(here.wait(PATIENCE).unwrap().status, Ok(()));
     assert!(posted.elapsed() < Duration::from_millis(500), "{:?}", posted.elapsed());
+}
+
+#[test]
+fn a_listener_keeps_its_key_while_others_can_reach_it() {
+    let nic = nic(&WireConfig { keys: sealed(), ..WireConfig::default() });
+    let listener = nic.listen("udp:0.0.0.0:0").unwrap();
+    assert!(matches!(nic.set_keys(Keys::insecure()), Err(WireError::NoKey(_))));
+    drop(listener);
+    nic.set_keys(Keys::insecure()).unwrap();
+}
+
+#[test]
+fn an_address_is_free_again_at_once() {
+    let wire = WireConfig::default();
+    let listening = nic(&wire);
+    let mut address = "udp:127.0.0.1:0".to_owned();
+    for _ in 0..20 {
+        let listener = listening.listen(&address).unwrap();
+        address = listener.address().to_owned();
+    }
+}
+
+#[test]
+fn the_first_message_goes_at_once() {
+    for wire in wires() {
+        for _ in 0..5 {
+            let mut pair = Pair::new(&wire);
+            pair.there.post_recv(Receive::new(1).in_place()).unwrap();
+            pair.here.post_recv(Receive::new(1).in_place()).unwrap();
+            let began = Instant::now();
+            pair.here.send_bytes(2, b"first").unwrap();
+            pair.complete(1, 1);
+            assert!(began.elapsed() < Duration::from_millis(40), "{:?} {wire:?}", began.elapsed());
+        }
+    }
 }

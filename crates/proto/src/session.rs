@@ -356,6 +356,8 @@ pub struct Session<S, T> {
     state: State,
     /// Ordered, so that a run is the same each time.
     vis: BTreeMap<u32, ViState<S, T>>,
+    /// What was told of VIs that are not open yet, of a few of them.
+    early_credits: BTreeMap<u32, u32>,
     /// Numbers of VIs that were closed.
     closed: Ranges,
     /// VIs that may have something to send, each in turn.
@@ -427,6 +429,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             sealing,
             state: State::Open,
             vis: BTreeMap::new(),
+            early_credits: BTreeMap::new(),
             closed: Ranges::new(),
             turns: VecDeque::new(),
             ledger: Ledger::default(),
@@ -479,6 +482,11 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// True if nothing is on its way whose arrival is awaited.
     pub fn is_quiet(&self) -> bool {
         self.ledger.is_empty()
+    }
+
+    /// When something authentic was heard last.
+    pub fn heard_at(&self) -> Duration {
+        self.last_heard
     }
 
     /// What the peer offered.
@@ -546,6 +554,9 @@ impl<S: Source, T: Sink> Session<S, T> {
             credit_untold: false,
         };
         self.vis.insert(local, state);
+        if let Some(credit) = self.early_credits.remove(&local) {
+            self.take_credit(local, credit);
+        }
         Ok(())
     }
 
@@ -1478,7 +1489,13 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     fn take_credit(&mut self, vi: u32, credit: u32) {
-        let Some(state) = self.vis.get_mut(&vi) else { return };
+        let Some(state) = self.vis.get_mut(&vi) else {
+            // The peer has opened it, and this side is about to.
+            if self.early_credits.len() < CREDITS_TOLD {
+                self.early_credits.insert(vi, credit);
+            }
+            return;
+        };
         // Credit only grows; an older packet says less [W-41].
         if credit.wrapping_sub(state.credit) <= u32::MAX / 2 {
             state.credit = credit;

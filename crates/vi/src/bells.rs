@@ -152,8 +152,14 @@ impl QueueShared {
     #[cold]
     fn ring_locally_aloud(&self, id: ViId) {
         if self.many.load(Ordering::Relaxed) {
-            self.local.lock().unwrap_or_else(PoisonError::into_inner).push(id);
-            self.local_rung.store(true, Ordering::Release);
+            let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
+            if local.len() < RINGS_MAX {
+                local.push(id);
+                self.local_rung.store(true, Ordering::Release);
+            } else {
+                // Nobody looks: when somebody does, it looks at all.
+                self.alarm.wake();
+            }
         }
         if self.sleepers.load(Ordering::SeqCst) != 0 {
             self.wake();

@@ -391,3 +391,9 @@ impl Drop for Notify {
         }
     }
 }
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.disarm();
+    }
+}
