@@ -1,5 +1,6 @@
 //! The doorbells of one completion queue: a page for each user whose processes talk to it.
 
+use highwire_mem::work::Carrier;
 use highwire_mem::{BELLS_MAX, Bell, BellIndex, RegionError, Sleep, SleepOutcome};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::collections::HashSet;
@@ -78,6 +79,7 @@ pub(crate) struct QueueShared {
     /// In `many` mode: members that have something of their own making to poll.
     local: Mutex<Vec<ViId>>,
     pub local_rung: AtomicBool,
+    resting: Mutex<Option<Arc<dyn Carrier>>>,
     users_max: usize,
 }
 
@@ -94,6 +96,7 @@ impl QueueShared {
             version: AtomicU32::new(0),
             local: Mutex::default(),
             local_rung: AtomicBool::new(false),
+            resting: Mutex::default(),
             users_max,
         }
     }
@@ -132,9 +135,18 @@ impl QueueShared {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Somebody sleeps where this carrier's messages come, or no longer does.
+    pub(crate) fn set_resting(&self, resting: Option<Arc<dyn Carrier>>) {
+        *self.resting.lock().unwrap_or_else(PoisonError::into_inner) = resting;
+    }
+
     /// Wakes whoever waits, however it waits.
     pub(crate) fn wake(&self) {
         self.alarm.wake();
+        let resting = self.resting.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(carrier) = resting {
+            carrier.wake();
+        }
         if let Some(fd) = self.alarm_fd.get() {
             // A counter that is full is readable already.
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());

@@ -194,6 +194,12 @@ impl CompletionQueue {
             if left.is_zero() {
                 return self.poll().ok_or(WaitError::TimedOut(timeout));
             }
+            if let Some(found) = self.rest(left) {
+                match found {
+                    Some(id) => return Ok(id),
+                    None => continue,
+                }
+            }
             if let Some(id) = self.sleep(left, || false) {
                 return Ok(id);
             }
@@ -201,6 +207,24 @@ impl CompletionQueue {
                 return Ok(id);
             }
         }
+    }
+
+    /// Sleeps on the socket of the one port that all VIs go by, if there is only one, and it is for this
+    /// thread to carry what comes. What was found, or nothing; `None` if it is not.
+    fn rest(&mut self, timeout: Duration) -> Option<Option<ViId>> {
+        let [carrier] = &self.carriers[..] else { return None };
+        if !self.peers.is_empty() {
+            return None;
+        }
+        let (carrier, version, mut found) = (carrier.clone(), self.version, None);
+        // Whoever joins meanwhile may come by another way.
+        self.shared.set_resting(Some(carrier.clone()));
+        let rested = carrier.rest(timeout, &mut || {
+            found = self.poll();
+            found.is_some() || self.version != version
+        });
+        self.shared.set_resting(None);
+        rested.then_some(found)
     }
 
     /// A descriptor for poll, epoll and the like: readable when something comes while the queue is

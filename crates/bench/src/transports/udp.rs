@@ -92,7 +92,8 @@ impl Transport for UdpSpin {
 
 /// Full packets one way, as many to a system call as the kernel takes, and as fast as one process
 /// can send them. Nothing keeps them from being lost: what counts is what arrives. Messages have no
-/// meaning here; a stream of them is their bytes.
+/// meaning here; a stream of them is their bytes, which come from one buffer of their size again and again,
+/// as they do for TCP.
 pub(super) struct Blast {
     link: UdpLink,
     to: SocketAddr,
@@ -128,14 +129,14 @@ impl Blast {
             to,
             control,
             inbox: Inbox::new(),
-            bytes: vec![1; BURST_BYTES],
+            bytes: Vec::new(),
             asleep: !link.spinning,
             delivery: None,
         }))
     }
 
-    fn send(&mut self, bytes: usize) -> Result<(), BenchError> {
-        let burst = Burst { to: self.to, bytes: &self.bytes[..bytes], segment: PACKET_BYTES };
+    fn send(&mut self, bytes: std::ops::Range<usize>) -> Result<(), BenchError> {
+        let burst = Burst { to: self.to, bytes: &self.bytes[bytes], segment: PACKET_BYTES };
         let mut patience = Patience::default();
         while self.link.send(&[burst]).map_err(io::Error::other)? == 0 {
             if self.asleep {
@@ -177,9 +178,14 @@ impl Transport for Blast {
 
     fn pour(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
         let total = (size * count).max(BLAST_BYTES_LEAST);
+        self.bytes.resize(size.max(BURST_BYTES), 1);
         let clock = Instant::now();
-        for at in (0..total).step_by(BURST_BYTES) {
-            self.send(BURST_BYTES.min(total - at))?;
+        let (mut sent, mut at) = (0, 0);
+        while sent < total {
+            let bytes = BURST_BYTES.min(total - sent).min(self.bytes.len() - at);
+            self.send(at..at + bytes)?;
+            sent += bytes;
+            at = (at + bytes) % self.bytes.len();
         }
         let sending_ns = clock.elapsed().as_nanos() as f64;
         self.control.write_all(&[0])?;

@@ -12,10 +12,11 @@ use crate::pair::{Link, PATIENCE, Patience, Role};
 use crate::trace::Pulse;
 use highwire::{
     Buffer, ClusterKey, Completion, CompletionQueue, Config, Driver, Impairments, Keys, ListenError, Listener, Message,
-    Nic, Operation, Path, Payload, PostError, PulseRecord, Pulses, Receive, Vi, ViOptions, WireConfig,
+    Nic, Operation, Path, Payload, PostError, PulseRecord, Pulses, Receive, SharedBuffer, Vi, ViOptions, WireConfig,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 pub(super) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Box<dyn Transport>, BenchError> {
     let nic = Nic::open().map_err(BenchError::library(contestant.name(), "opening a Nic"))?;
@@ -50,7 +51,9 @@ fn nic_over_udp(contestant: Contestant) -> Result<Nic, BenchError> {
         _ => None,
     };
     let wire = WireConfig { keys, insecure: true, driver: Driver::Caller, impairments, ..WireConfig::default() };
-    Nic::with_wire(Config::default(), wire).map_err(BenchError::library(contestant.name(), "opening a Nic over UDP"))
+    // Who waits asleep is to sleep.
+    let config = Config { spin: Some(Duration::ZERO), ..Config::default() };
+    Nic::with_wire(config, wire).map_err(BenchError::library(contestant.name(), "opening a Nic over UDP"))
 }
 
 /// One side's end of a connected virtual interface.
@@ -71,6 +74,8 @@ struct Interface {
     /// Buffers to send from, for messages of `size`; the token of a send is its size.
     frames: VecDeque<Buffer>,
     size: usize,
+    /// Between hosts: one buffer for each size.
+    shared: BTreeMap<usize, SharedBuffer>,
     /// The buffers of other sizes.
     parked: BTreeMap<usize, VecDeque<Buffer>>,
     /// Bytes that the next message must have.
@@ -110,6 +115,7 @@ impl Interface {
             uncopied: 0,
             frames: VecDeque::new(),
             size: 0,
+            shared: BTreeMap::new(),
             parked: BTreeMap::new(),
             expected: 0,
             arrived: 0,
@@ -235,7 +241,13 @@ impl Interface {
         while self.over_udp && self.uncopied >= UNDER_WAY_MAX {
             self.give_way()?;
         }
-        if size <= SEND_BYTES_MAX && !self.in_place { self.send_copy(size) } else { self.send_buffer(size) }
+        if size <= SEND_BYTES_MAX && !self.in_place {
+            self.send_copy(size)
+        } else if self.over_udp {
+            self.send_shared(size)
+        } else {
+            self.send_buffer(size)
+        }
     }
 
     #[inline(always)]
@@ -276,6 +288,23 @@ impl Interface {
             self.uncopied += 1;
         }
         let message = Message::new(size as u64).payload(frame);
+        self.vi.post_send(message).map_err(BenchError::library(self.name, "posting a send"))
+    }
+
+    /// Sends from one buffer again and again, as TCP does.
+    fn send_shared(&mut self, size: usize) -> Result<(), BenchError> {
+        while self.uncopied >= self.frames_of(size) {
+            self.give_way()?;
+        }
+        let shared = match self.shared.get(&size) {
+            Some(shared) => shared.clone(),
+            None => {
+                let buffer = self.buffers(size, 1)?.pop_back().ok_or(BenchError::NobodyLeft)?;
+                self.shared.entry(size).or_insert(buffer.share()).clone()
+            }
+        };
+        self.uncopied += 1;
+        let message = Message::new(size as u64).shared(shared);
         self.vi.post_send(message).map_err(BenchError::library(self.name, "posting a send"))
     }
 
@@ -541,7 +570,7 @@ const POSTED_IN_PLACE: usize = 64;
 
 /// Messages under way between hosts, and receives posted for them.
 const POSTED_SMALL: usize = 64;
-const POSTED_LARGE: usize = 16;
+const POSTED_LARGE: usize = 2;
 const SMALL_BYTES_MAX: usize = 64 << 10;
 /// Most messages that the receiver has not said to have: a little less than a VI takes.
 const UNDER_WAY_MAX: usize = 1000;
