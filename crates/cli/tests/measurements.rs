@@ -54,7 +54,8 @@ fn one_cpu() -> bool {
 #[test]
 fn the_demo_shows_both_ways_beside_each_other() {
     let output = Highwire::new().run("demo --seconds 0.5").assert().success().get_output().stdout.clone();
-    for part in ["Highwire", "loopback TCP", "µs", "GB/s", "Two processes"] {
+    for part in ["Highwire", "loopback TCP", "µs", "GB/s", "Two processes", "Between hosts", "Highwire, encrypted UDP"]
+    {
         assert!(text(&output).contains(part), "{part:?} is missing in\n{}", text(&output));
     }
 }

@@ -1,0 +1,70 @@
+//! What connections between hosts cost in memory, both ends counted. A process of its own for each test.
+
+use highwire::{Config, Driver, Message, Nic, Operation, Receive, Vi, WireConfig};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Memory that this process has taken and touched, in bytes.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+fn nic() -> Nic {
+    let wire = WireConfig { driver: Driver::Caller, ..WireConfig::default() };
+    Nic::with_wire(Config::default(), wire).unwrap()
+}
+
+fn meet(caller: &Nic, listener: &highwire::Listener) -> (Vi, Vi) {
+    std::thread::scope(|scope| {
+        let here = scope.spawn(|| caller.connect(listener.address()).unwrap());
+        let there = listener.accept(PATIENCE).unwrap();
+        (here.join().unwrap(), there)
+    })
+}
+
+#[test]
+fn an_idle_vi_takes_less_than_8_kib() {
+    const VIS: usize = 500;
+    let (caller, listening) = (nic(), nic());
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    let mut vis = vec![meet(&caller, &listener)];
+    let before = resident();
+    vis.extend((0..VIS).map(|_| meet(&caller, &listener)));
+    let each = resident().saturating_sub(before) / VIS / 2;
+    assert!(each < 8 << 10, "{each} bytes for each end of a VI");
+}
+
+#[test]
+fn a_connection_takes_less_than_4_mib_however_much_it_carries() {
+    const BYTES: usize = 1 << 20;
+    let (caller, listening) = (nic(), nic());
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    let (mut here, mut there) = meet(&caller, &listener);
+    // What the application gives is its own.
+    let memory = caller.register(4 * BYTES).unwrap();
+    let mut slices: Vec<_> = (0..4).map(|at| memory.slice(at * BYTES..(at + 1) * BYTES).unwrap()).collect();
+    slices.iter_mut().for_each(|slice| slice.fill(1));
+    let before = resident();
+    for slice in slices.drain(2..) {
+        there.post_recv(Receive::new(0).into(slice)).unwrap();
+    }
+    for slice in slices {
+        here.post_send(Message::new(0).payload(slice)).unwrap();
+    }
+    let (mut arrived, mut most) = (0, 0);
+    while arrived < 100 {
+        if let Some(done) = here.poll() {
+            here.post_send(Message::new(0).payload(done.into_buffer().unwrap())).unwrap();
+        }
+        if let Some(done) = there.poll() {
+            assert_eq!((done.operation, done.length), (Operation::Receive, BYTES));
+            there.post_recv(Receive::new(0).into(done.into_buffer().unwrap())).unwrap();
+            arrived += 1;
+            most = most.max(resident().saturating_sub(before));
+        }
+    }
+    assert!(most < 4 << 20, "{most} bytes for both ends");
+}
