@@ -3,7 +3,7 @@
 use crate::wire::WireArgs;
 use anyhow::Context;
 use clap::Args;
-use highwire::{Completion, Message, Nic, Operation, PeerId, Receive, Vi};
+use highwire::{Completion, Message, Nic, Operation, PeerId, Receive, Vi, WaitError};
 use serde_json::json;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -150,7 +150,12 @@ fn round_trip(nic: &Nic, vi: &mut Vi, number: u64, bytes: usize, timeout: Durati
     let mut answered = began.elapsed();
     while parts.iter().any(Option::is_none) {
         let left = timeout.saturating_sub(began.elapsed());
-        let done = vi.wait(left)?;
+        let done = vi.wait(left).map_err(|error| match error {
+            WaitError::TimedOut(_) => {
+                anyhow::anyhow!("nothing came within {timeout:?}: it died, or the network is down")
+            }
+            error => error.into(),
+        })?;
         done.status?;
         if done.operation == Operation::Receive {
             answered = began.elapsed();

@@ -117,6 +117,23 @@ fn a_ping_is_answered_over_each_path_and_its_failures_say_what_to_do() {
     assert!(stderr(&both).contains("cannot be used with"), "{}", stderr(&both));
 }
 
+#[test]
+fn a_ping_whose_other_side_is_killed_ends_with_a_reason() {
+    let place = Place::new();
+    let echo = Echo::start(&place, "udp:127.0.0.1:0", &[]);
+    let ping = ["ping", &echo.address, "--count", "1000", "--interval", "0.05", "--timeout", "1"];
+    let mut ping = place.highwire(&ping).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(ping.stdout.take().unwrap());
+    lines.read_line(&mut String::new()).unwrap();
+    let killed = Instant::now();
+    drop(echo);
+    let ended = ping.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("of 1000 was not answered: nothing came within 1s: it died"), "{said}");
+    assert!(killed.elapsed() < Duration::from_secs(10));
+}
+
 /// A process that answers, ended with this value.
 struct Echo {
     child: Child,
