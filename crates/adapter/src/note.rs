@@ -5,6 +5,7 @@
 //!  Open { vi, reliable } ───────────────────▶  waits to be accepted
 //!       ◀─────────────── Accepted { to, vi, reliable }, or Refused { to, reason }
 //!  Closed { to, aborted } ──── from either ──▶
+//!  Withdrawn { vi } ───── tired of waiting ──▶
 //! ```
 
 /// The VI that notes go by; each session has it from the beginning [W-64].
@@ -25,6 +26,8 @@ pub(crate) enum Note {
     Refused { to: u32, reason: Refusal },
     /// VI `to` of the receiver is closed at the other end.
     Closed { to: u32, aborted: bool },
+    /// Its sender has given up waiting for VI `vi`.
+    Withdrawn { vi: u32 },
 }
 
 /// Why a VI is refused.
@@ -52,6 +55,7 @@ impl Note {
             Note::Accepted { to, vi, reliable } => (2, u8::from(reliable), to, vi),
             Note::Refused { to, reason } => (3, if reason == Refusal::Busy { 1 } else { 0 }, to, 0),
             Note::Closed { to, aborted } => (4, u8::from(aborted), to, 0),
+            Note::Withdrawn { vi } => (5, 0, 0, vi),
         };
         let mut bytes = vec![kind, detail, 0, 0];
         bytes.extend_from_slice(&u32::to_le_bytes(to));
@@ -71,6 +75,7 @@ impl Note {
             2 => Some(Note::Accepted { to, vi, reliable: yes }),
             3 => Some(Note::Refused { to, reason: if yes { Refusal::Busy } else { Refusal::NobodyThere } }),
             4 => Some(Note::Closed { to, aborted: yes }),
+            5 => Some(Note::Withdrawn { vi }),
             _ => None,
         }
     }
@@ -89,6 +94,7 @@ mod tests {
             Note::Refused { to: 7, reason: Refusal::Busy },
             Note::Refused { to: 7, reason: Refusal::NobodyThere },
             Note::Closed { to: 3, aborted: true },
+            Note::Withdrawn { vi: 9 },
         ] {
             assert_eq!(Note::decode(&note.encode()), Some(note));
             for length in 0..12 {

@@ -22,6 +22,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Who carries messages between VIs and the network.
@@ -74,6 +75,7 @@ pub(crate) struct Port {
     callers_shown: AtomicBool,
     /// Somebody may still connect or accept by it.
     held: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
@@ -117,9 +119,11 @@ impl Port {
             callers: eventfd()?,
             callers_shown: AtomicBool::new(false),
             held: AtomicBool::new(true),
+            thread: Mutex::default(),
         });
         let inside = port.clone();
-        std::thread::Builder::new().name("highwire-wire".into()).spawn(move || inside.run())?;
+        let thread = std::thread::Builder::new().name("highwire-wire".into()).spawn(move || inside.run())?;
+        *port.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(port)
     }
 
@@ -233,12 +237,14 @@ impl Port {
         let mut board = self.board();
         board.stop_listening();
         board.send(self.now());
-        if board.is_idle() && board.is_done() {
-            // At once, so that the address is free for the next.
-            self.shut(&mut board);
-        }
+        let done = board.is_idle() && board.is_done();
         self.finish(board);
         self.let_go();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let (true, Some(thread)) = (done, thread) {
+            // It has nothing left to do; when it has ended, the address is free for the next.
+            let _ = thread.join();
+        }
     }
 
     /// Closes the socket, though somebody may still hold the port.

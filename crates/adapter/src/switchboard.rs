@@ -252,8 +252,10 @@ impl Switchboard {
         let Some(circuit) = party.circuits.remove(&key.vi) else { return };
         party.closing = party.ours && party.circuits.is_empty();
         let last = party.closing;
-        if circuit.standing == Standing::Connected {
-            self.tell(key.session, Note::Closed { to: circuit.remote, aborted });
+        match circuit.standing {
+            Standing::Connected => self.tell(key.session, Note::Closed { to: circuit.remote, aborted }),
+            Standing::Asking => self.tell(key.session, Note::Withdrawn { vi: key.vi }),
+            Standing::Failed(_) => {}
         }
         if let Some(session) = self.engine.endpoint().session(key.session) {
             session.close_vi(key.vi);
@@ -460,6 +462,7 @@ impl Switchboard {
             }
             Note::Refused { to, reason } => self.fail(number, to, reason),
             Note::Closed { to, aborted } => self.close_by_peer(number, to, aborted),
+            Note::Withdrawn { vi } => self.callers.retain(|caller| (caller.session, caller.vi) != (number, vi)),
         }
         self.changed = true;
     }
