@@ -149,6 +149,11 @@ impl Inbox {
         self.buffer.chunks_exact_mut(self.stride).map(move |slot| &mut slot[..bytes_each])
     }
 
+    /// The first of them.
+    pub(crate) fn first_slot(&mut self) -> &mut [u8] {
+        &mut self.buffer[..self.bytes_each]
+    }
+
     /// Says that `len` bytes lie in `slot`, of packets of `segment` bytes.
     pub(crate) fn note_arrival(&mut self, slot: usize, from: SocketAddr, len: usize, segment: usize) {
         assert!(slot < self.datagrams && len <= self.bytes_each, "slot {slot} cannot hold {len} bytes");

@@ -4,6 +4,7 @@
 //! Don't-fragment is set and the kernel's own idea of the path is ignored, so that the caller alone
 //! decides how large packets are; one too large for the device is refused.
 
+mod socket;
 #[expect(unsafe_code, reason = "system calls that no crate wraps")]
 mod sys;
 #[cfg(test)]
@@ -11,10 +12,11 @@ mod tests;
 
 use crate::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError, Woven};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{SendFlags, sockopt};
+use socket::Socket;
 use std::net::{SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use sys::{Incoming, Message, Outgoing};
+use std::os::fd::{AsFd, BorrowedFd};
+use sys::{Datagram, Incoming, Message, Outgoing};
 
 /// What a [`UdpLink`] asks of the kernel. What it refuses is done without, and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +78,7 @@ pub enum BindError {
 
 /// A UDP socket.
 pub struct UdpLink {
-    socket: OwnedFd,
+    socket: Socket,
     local: SocketAddr,
     receive_buffer_bytes: usize,
     segmentation: bool,
@@ -84,11 +86,6 @@ pub struct UdpLink {
     outgoing: Outgoing,
     incoming: Incoming,
     counters: LinkCounters,
-    /// The kernel's count of drops when it was last told; it wraps.
-    drops_seen: u32,
-    /// Slots to offer in the next call: few where batches are large, so that they stay in the nearest
-    /// caches, or where packets come one by one, since each slot costs; many where many small ones wait.
-    slots_offered: usize,
 }
 
 /// Most bytes of a datagram over IPv4, and so of what the kernel cuts into packets.
@@ -99,20 +96,14 @@ const SEGMENTS_MAX: usize = 64;
 const MESSAGES_MAX: usize = SEGMENTS_MAX;
 /// Asked for by default; the system's limit (`net.core.rmem_max`) is usually far below.
 const BUFFER_BYTES: usize = 4 << 20;
-/// What one call brings stays in the nearest caches while it is looked at.
-const HOT_BYTES: u64 = 128 << 10;
 /// After so many errors in a row, receiving gives up until the next call.
 const SOFT_ERRORS_MAX: usize = 16;
 
 impl UdpLink {
     /// A link at `address`; port 0 lets the kernel choose one.
     pub fn bind(address: SocketAddr, options: UdpOptions) -> Result<UdpLink, BindError> {
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))
-            .map_err(|errno| BindError::Socket { address, errno })?;
+        let socket = Socket::open(address, options)?;
         let mut counters = LinkCounters::default();
-        set_needed(&socket, address, options)?;
         let mut offload = |wanted: bool, name, value, refused: fn(&mut LinkCounters) -> &mut u64| {
             let given = wanted && sys::set_option(socket.as_fd(), libc::SOL_UDP, name, value).is_ok();
             *refused(&mut counters) += u64::from(wanted && !given);
@@ -122,13 +113,6 @@ impl UdpLink {
         // the kernel knows of it: one that does not would ignore it in a message.
         let segmentation = offload(options.segmentation, libc::UDP_SEGMENT, 0, |counters| &mut counters.gso_refused);
         let coalescing = offload(options.coalescing, libc::UDP_GRO, 1, |counters| &mut counters.gro_refused);
-        // The system's limits stand: the kernel gives what they allow, without an error.
-        if let Some(bytes) = options.receive_buffer_bytes {
-            let _ = sockopt::set_socket_recv_buffer_size(&socket, bytes);
-        }
-        if let Some(bytes) = options.send_buffer_bytes {
-            let _ = sockopt::set_socket_send_buffer_size(&socket, bytes);
-        }
         rustix::net::bind(&socket, &address).map_err(|errno| BindError::Address { address, errno })?;
         let local = rustix::net::getsockname(&socket)
             .and_then(SocketAddr::try_from)
@@ -142,8 +126,6 @@ impl UdpLink {
             outgoing: Outgoing::new(MESSAGES_MAX),
             incoming: Incoming::new(),
             counters,
-            drops_seen: 0,
-            slots_offered: 1,
         })
     }
 
@@ -164,13 +146,25 @@ impl UdpLink {
         self.coalescing
     }
 
-    /// Hands the kernel the next messages; how many it took.
-    fn send_some(&mut self, messages: Messages<'_>, first: Message<'_>) -> Result<usize, Errno> {
-        self.counters.system_calls += 1;
-        if messages.is_one_packet() {
-            rustix::net::sendto(&self.socket, first.bytes, SendFlags::DONTWAIT, &first.to).map(|_| 1)
-        } else {
-            self.outgoing.send(self.socket.as_fd(), messages)
+    /// Sends a burst of one packet, which goes faster by a call of its own.
+    fn send_single(&mut self, burst: &Burst<'_>) -> Result<usize, SendError> {
+        let to = mapped(burst.to, self.local);
+        loop {
+            self.counters.system_calls += 1;
+            match rustix::net::sendto(&self.socket, burst.bytes, SendFlags::DONTWAIT, &to) {
+                Ok(_) => {
+                    self.counters.packets_sent += 1;
+                    self.counters.bytes_sent += burst.bytes.len() as u64;
+                    return Ok(1);
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) if is_full(errno) => return Ok(0),
+                Err(errno) if is_soft(errno) => {
+                    self.counters.soft_errors += 1;
+                    return Ok(1);
+                }
+                Err(errno) => return Err(self.send_error(errno, burst)),
+            }
         }
     }
 
@@ -179,24 +173,39 @@ impl UdpLink {
         self.counters.bytes_sent += message.bytes.len() as u64;
     }
 
-    /// Puts what the last call received into slots `0..count` on the inbox's list.
-    fn take_in(&mut self, inbox: &mut Inbox, count: usize) {
+    /// Receives once, into as many slots as seem worth it.
+    fn receive_some(&mut self, inbox: &mut Inbox) -> Result<(), Errno> {
+        let offered = self.socket.pace.offer(inbox.datagrams());
+        if offered == 1 {
+            let received = sys::receive_one(self.socket.as_fd(), inbox.first_slot());
+            let datagram = received.inspect_err(|_| self.socket.pace.note_empty(offered))?;
+            self.socket.pace.note_single(datagram.len as u64);
+            self.take_in(inbox, 0, datagram);
+            return Ok(());
+        }
+        let received = self.incoming.receive(self.socket.as_fd(), offered, inbox.slots());
+        let count = received.inspect_err(|_| self.socket.pace.note_empty(offered))?;
+        let before = self.counters.bytes_received;
         for slot in 0..count {
-            let datagram = self.incoming.datagram(slot);
-            if let Some(drops) = datagram.drops {
-                self.counters.kernel_drops += u64::from(drops.wrapping_sub(self.drops_seen));
-                self.drops_seen = drops;
-            }
-            match datagram.from {
-                _ if datagram.truncated => self.counters.truncated += 1,
-                None => self.counters.soft_errors += 1,
-                Some(from) => {
-                    inbox.note_arrival(slot, unmapped(from), datagram.len, datagram.segment);
-                    self.counters.bytes_received += datagram.len as u64;
-                }
+            self.take_in(inbox, slot, self.incoming.datagram(slot));
+        }
+        self.socket.pace.note_many(offered, count, self.counters.bytes_received - before);
+        Ok(())
+    }
+
+    /// Puts what was received into a slot on the inbox's list.
+    fn take_in(&mut self, inbox: &mut Inbox, slot: usize, datagram: Datagram) {
+        if let Some(drops) = datagram.drops {
+            self.counters.kernel_drops += self.socket.note_drops(drops);
+        }
+        match datagram.from {
+            _ if datagram.truncated => self.counters.truncated += 1,
+            None => self.counters.soft_errors += 1,
+            Some(from) => {
+                inbox.note_arrival(slot, unmapped(from), datagram.len, datagram.segment);
+                self.counters.bytes_received += datagram.len as u64;
             }
         }
-        self.counters.packets_received += inbox.len() as u64;
     }
 }
 
@@ -206,6 +215,11 @@ impl Link for UdpLink {
     }
 
     fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
+        if let [only] = bursts
+            && (1..=only.segment).contains(&only.bytes.len())
+        {
+            return self.send_single(only);
+        }
         let mut rest = Messages {
             bursts,
             burst: 0,
@@ -220,7 +234,8 @@ impl Link for UdpLink {
             rest.segmentation = self.segmentation && !in_doubt;
             rest.limit = if in_doubt { 1 } else { usize::MAX };
             let Some(first) = rest.clone().next() else { return Ok(bursts.len()) };
-            match self.send_some(rest.clone(), first) {
+            self.counters.system_calls += 1;
+            match self.outgoing.send(self.socket.as_fd(), false, rest.clone()) {
                 Ok(count) => {
                     for _ in 0..count {
                         let message = rest.next().expect("no more were sent than there are");
@@ -233,7 +248,7 @@ impl Link for UdpLink {
                     in_doubt = false;
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(rest.burst),
+                Err(errno) if is_full(errno) => return Ok(rest.burst),
                 Err(errno) if is_soft(errno) => {
                     self.counters.soft_errors += 1;
                     rest.next();
@@ -251,13 +266,13 @@ impl Link for UdpLink {
         let bytes = burst.heads.len() + burst.payload.len();
         if self.segmentation && bytes <= DATAGRAM_BYTES_MAX && bytes <= SEGMENTS_MAX * burst.segment {
             self.counters.system_calls += 1;
-            match self.outgoing.send_woven(self.socket.as_fd(), mapped(burst.to, self.local), burst) {
+            match self.outgoing.send_woven(self.socket.as_fd(), Some(mapped(burst.to, self.local)), burst) {
                 Ok(()) => {
                     self.counters.packets_sent += bytes.div_ceil(burst.segment) as u64;
                     self.counters.bytes_sent += bytes as u64;
                     return Ok(true);
                 }
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(false),
+                Err(errno) if is_full(errno) => return Ok(false),
                 // What else may be wrong, the common way finds out.
                 Err(_) => {}
             }
@@ -270,23 +285,8 @@ impl Link for UdpLink {
         inbox.clear();
         for _ in 0..SOFT_ERRORS_MAX {
             self.counters.system_calls += 1;
-            let offered = self.slots_offered.min(inbox.datagrams());
-            match self.incoming.receive(self.socket.as_fd(), offered, inbox.slots()) {
-                Ok(count) => {
-                    let bytes = self.counters.bytes_received;
-                    self.take_in(inbox, count);
-                    let bytes = self.counters.bytes_received - bytes;
-                    if bytes > HOT_BYTES && count > 1 {
-                        self.slots_offered = offered.div_ceil(2);
-                    } else if count == offered && bytes <= HOT_BYTES / 2 {
-                        self.slots_offered = (offered * 2).min(inbox.datagrams());
-                    }
-                    break;
-                }
-                Err(Errno::AGAIN) => {
-                    self.slots_offered = offered.div_ceil(2);
-                    break;
-                }
+            match self.receive_some(inbox) {
+                Ok(()) | Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
                 Err(errno) if is_soft(errno) => {
                     self.counters.soft_errors += 1;
@@ -296,6 +296,7 @@ impl Link for UdpLink {
                 Err(errno) => return Err(ReceiveError::System { local: self.local, errno }),
             }
         }
+        self.counters.packets_received += inbox.len() as u64;
         Ok(inbox.len())
     }
 
@@ -348,16 +349,6 @@ struct Messages<'a> {
     limit: usize,
 }
 
-impl Messages<'_> {
-    /// Whether a single packet is all that is left, which goes faster by a call of its own.
-    fn is_one_packet(&self) -> bool {
-        match &self.bursts[self.burst..] {
-            [only] => only.bytes.len() - self.offset <= only.segment,
-            _ => false,
-        }
-    }
-}
-
 impl<'a> Iterator for Messages<'a> {
     type Item = Message<'a>;
 
@@ -380,26 +371,6 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// Sets what the link cannot do without.
-fn set_needed(socket: &OwnedFd, address: SocketAddr, options: UdpOptions) -> Result<(), BindError> {
-    let needed = |option, level, name, value| {
-        sys::set_option(socket.as_fd(), level, name, value).map_err(|errno| BindError::Option {
-            address,
-            option,
-            errno,
-        })
-    };
-    needed("SO_RXQ_OVFL", libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
-    if address.is_ipv6() {
-        needed("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(!options.dual_stack))?;
-        needed("IPV6_MTU_DISCOVER", libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
-    }
-    if address.is_ipv4() || options.dual_stack {
-        needed("IP_MTU_DISCOVER", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
-    }
-    Ok(())
-}
-
 /// Errors that mean no more than a lost packet. A network may lose packets, so they must not stop a
 /// link that has other peers to talk to.
 fn is_soft(errno: Errno) -> bool {
@@ -407,6 +378,11 @@ fn is_soft(errno: Errno) -> bool {
         errno,
         Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN | Errno::PERM
     )
+}
+
+/// Errors that mean that there is no room for now.
+fn is_full(errno: Errno) -> bool {
+    matches!(errno, Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM)
 }
 
 /// Errors by which a kernel or device refuses to segment. They have other causes too.

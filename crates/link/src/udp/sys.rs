@@ -1,11 +1,11 @@
-//! The system calls of UDP that rustix does not have: `sendmmsg` and `recvmmsg`, with the control
-//! messages that ask for segmentation and tell of coalescing.
+//! The system calls of UDP that rustix does not have, or not as lean: `sendmmsg`, `recvmmsg` and
+//! `recvmsg`, with the control messages that ask for segmentation and tell of coalescing.
 //!
 //! The arrays that these calls need are made once and filled again for each call. The pointers in
-//! them are set right before a call and not looked at after it.
+//! them are set right before a call and not looked at after it. A single datagram needs none of them.
 
 use crate::Woven;
-use libc::{c_int, c_void, cmsghdr, iovec, mmsghdr, sockaddr_in, sockaddr_in6};
+use libc::{c_int, c_void, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6};
 use rustix::io::Errno;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -82,7 +82,7 @@ impl Arrays {
     /// Points header `index` at its vector, address and control bytes.
     fn point(&mut self, index: usize, address_len: usize, control_len: usize) {
         let header = &mut self.headers[index].msg_hdr;
-        header.msg_name = (&raw mut self.addresses[index]).cast();
+        header.msg_name = if address_len == 0 { ptr::null_mut() } else { (&raw mut self.addresses[index]).cast() };
         header.msg_namelen = address_len as libc::socklen_t;
         header.msg_iov = &raw mut self.vectors[index];
         header.msg_iovlen = 1;
@@ -109,17 +109,18 @@ impl Outgoing {
         Outgoing { arrays: Arrays::new(count), pieces: Vec::new() }
     }
 
-    /// Sends a burst whose packets lie here and there, for the kernel to cut.
+    /// Sends a burst whose packets lie here and there, for the kernel to cut; to the peer of a connected
+    /// socket where `to` is None.
     pub(super) fn send_woven(
         &mut self,
         socket: BorrowedFd<'_>,
-        to: SocketAddr,
+        to: Option<SocketAddr>,
         burst: &Woven<'_>,
     ) -> Result<(), Errno> {
         self.pieces.clear();
         let vector = |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         self.pieces.extend(burst.packets().flat_map(|(head, piece)| [vector(head), vector(piece)]));
-        let address_len = self.arrays.addresses[0].write(to);
+        let address_len = to.map_or(0, |to| self.arrays.addresses[0].write(to));
         let total = burst.heads.len() + burst.payload.len();
         let control_len = self.arrays.controls[0].write_segment(burst.segment, total);
         self.arrays.point(0, address_len, control_len);
@@ -132,15 +133,17 @@ impl Outgoing {
         if sent < 0 { Err(last_error()) } else { Ok(()) }
     }
 
-    /// Sends as many of `messages` as fit one call, at least one; how many went.
+    /// Sends as many of `messages` as fit one call, at least one; how many went. A `connected` socket
+    /// is told no addresses: all messages must be for its peer.
     pub(super) fn send<'a>(
         &mut self,
         socket: BorrowedFd<'_>,
+        connected: bool,
         messages: impl Iterator<Item = Message<'a>>,
     ) -> Result<usize, Errno> {
         let mut filled = 0;
         for message in messages.take(self.arrays.headers.len()) {
-            let address_len = self.arrays.addresses[filled].write(message.to);
+            let address_len = if connected { 0 } else { self.arrays.addresses[filled].write(message.to) };
             let control_len = self.arrays.controls[filled].write_segment(message.segment, message.bytes.len());
             let base = message.bytes.as_ptr().cast_mut().cast::<c_void>();
             self.arrays.vectors[filled] = iovec { iov_base: base, iov_len: message.bytes.len() };
@@ -174,7 +177,7 @@ impl Incoming {
     }
 
     /// Receives into as many of the `slots` as there are datagrams; how many, for
-    /// [`Incoming::datagram`] to tell of. `count` is the number of slots to fill.
+    /// [`Incoming::datagram`] to tell of. `count` is the number of slots to offer.
     pub(super) fn receive<'a>(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -190,13 +193,6 @@ impl Incoming {
             self.arrays.vectors[filled] = iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
             self.arrays.point(filled, size_of::<RawAddress>(), CONTROL_BYTES);
             filled += 1;
-        }
-        if filled == 1 {
-            let header = &mut self.arrays.headers[0];
-            // SAFETY: as below, for the first header alone.
-            let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header.msg_hdr, libc::MSG_DONTWAIT) };
-            header.msg_len = u32::try_from(received).map_err(|_| last_error())?;
-            return Ok(1);
         }
         // SAFETY: the first `filled` headers point at elements of the boxes above, and at slots that
         // are borrowed mutably for longer than this call ('a).
@@ -215,23 +211,48 @@ impl Incoming {
     /// What the last call received into slot `index`, which must be one of those it filled.
     pub(super) fn datagram(&self, index: usize) -> Datagram {
         let header = &self.arrays.headers[index];
-        let len = header.msg_len as usize;
-        let control_len = header.msg_hdr.msg_controllen.min(CONTROL_BYTES);
-        let mut datagram = Datagram {
-            from: self.arrays.addresses[index].read(header.msg_hdr.msg_namelen as usize),
-            len,
-            segment: len,
-            truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
-            drops: None,
-        };
-        self.arrays.controls[index].each(control_len, |level, kind, value| match (level, kind) {
-            // A lie here would only cut a stranger's bytes elsewhere; 0 would not cut at all.
-            (libc::SOL_UDP, libc::UDP_GRO) if value > 0 => datagram.segment = value as usize,
-            (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => datagram.drops = Some(value as u32),
-            _ => {}
-        });
-        datagram
+        describe(&header.msg_hdr, header.msg_len as usize, &self.arrays.addresses[index], &self.arrays.controls[index])
     }
+}
+
+/// Receives one datagram: where they come one at a time, a call for many costs more, since it looks
+/// for a second in vain.
+pub(super) fn receive_one(socket: BorrowedFd<'_>, slot: &mut [u8]) -> Result<Datagram, Errno> {
+    // SAFETY: numbers and pointers only, for which all zeros is a valid value (null, 0).
+    let (mut header, mut address) =
+        unsafe { (MaybeUninit::<msghdr>::zeroed().assume_init(), MaybeUninit::<RawAddress>::zeroed().assume_init()) };
+    let mut control = Control([0; CONTROL_BYTES]);
+    let mut vector = iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+    header.msg_name = (&raw mut address).cast();
+    header.msg_namelen = size_of::<RawAddress>() as libc::socklen_t;
+    header.msg_iov = &raw mut vector;
+    header.msg_iovlen = 1;
+    header.msg_control = (&raw mut control).cast();
+    header.msg_controllen = CONTROL_BYTES as _;
+    // SAFETY: the header points at values above and at a slot borrowed mutably, which all outlive the call,
+    // with their lengths.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
+    let len = usize::try_from(received).map_err(|_| last_error())?;
+    Ok(describe(&header, len, &address, &control))
+}
+
+/// What a call wrote into these.
+#[inline]
+fn describe(header: &msghdr, len: usize, address: &RawAddress, control: &Control) -> Datagram {
+    let mut datagram = Datagram {
+        from: address.read(header.msg_namelen as usize),
+        len,
+        segment: len,
+        truncated: header.msg_flags & libc::MSG_TRUNC != 0,
+        drops: None,
+    };
+    control.each(header.msg_controllen.min(CONTROL_BYTES), |level, kind, value| match (level, kind) {
+        // A lie here would only cut a stranger's bytes elsewhere; 0 would not cut at all.
+        (libc::SOL_UDP, libc::UDP_GRO) if value > 0 => datagram.segment = value as usize,
+        (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => datagram.drops = Some(value as u32),
+        _ => {}
+    });
+    datagram
 }
 
 impl RawAddress {
