@@ -362,6 +362,10 @@ impl<L: Link> Link for Impaired<L> {
         self.link.descriptor()
     }
 
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.link.descriptors()
+    }
+
     fn burst_bytes_max(&self) -> usize {
         self.link.burst_bytes_max()
     }

@@ -29,7 +29,17 @@ pub trait Link {
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError>;
 
     /// A descriptor that polls readable when something arrives; None where there is none (simulated).
+    ///
+    /// It stays the same as long as the link lives. After a call that found the link full it also polls
+    /// readable, or writable, once there is room: ask for both. Asking for it may make each packet dearer;
+    /// who can poll two descriptors asks for [`Link::descriptors`] instead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Descriptors to be polled together: one of them polls readable when something arrives, and all poll
+    /// writable while there is room. They stay the same as long as the link lives.
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [self.descriptor(), None]
+    }
 
     /// Most bytes of a burst that one system call takes, if it has no more than 64 packets, so that
     /// callers can size bursts.
@@ -129,6 +139,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         (**self).descriptor()
+    }
+
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        (**self).descriptors()
     }
 
     fn burst_bytes_max(&self) -> usize {

@@ -89,6 +89,10 @@ impl<L: Link, W: Write> Link for Traced<L, W> {
         self.link.descriptor()
     }
 
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.link.descriptors()
+    }
+
     fn burst_bytes_max(&self) -> usize {
         self.link.burst_bytes_max()
     }

@@ -1,9 +1,11 @@
-//! UDP, as fast as one socket goes: the kernel cuts bursts into packets and puts packets together
-//! again, and one system call carries many of them.
+//! UDP, as fast as sockets go: the kernel cuts bursts into packets and puts packets together again, and
+//! one system call carries many of them. The peer that a link talks to most has a connected socket of
+//! its own, which nobody outside sees.
 //!
 //! Don't-fragment is set and the kernel's own idea of the path is ignored, so that the caller alone
 //! decides how large packets are; one too large for the device is refused.
 
+mod favourite;
 mod socket;
 #[expect(unsafe_code, reason = "system calls that no crate wraps")]
 mod sys;
@@ -11,11 +13,13 @@ mod sys;
 mod tests;
 
 use crate::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError, Woven};
+use favourite::{Favourite, Look, Votes, Watch};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use socket::Socket;
 use std::net::{SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
 use sys::{Datagram, Incoming, Message, Outgoing};
 
 /// What a [`UdpLink`] asks of the kernel. What it refuses is done without, and counted.
@@ -31,6 +35,8 @@ pub struct UdpOptions {
     pub send_buffer_bytes: Option<usize>,
     /// Let a link bound to `[::]` reach and be reached by IPv4 too.
     pub dual_stack: bool,
+    /// Give the peer that is talked to most a connected socket of its own.
+    pub favourite: bool,
 }
 
 impl Default for UdpOptions {
@@ -41,6 +47,7 @@ impl Default for UdpOptions {
             receive_buffer_bytes: Some(BUFFER_BYTES),
             send_buffer_bytes: Some(BUFFER_BYTES),
             dual_stack: true,
+            favourite: true,
         }
     }
 }
@@ -76,9 +83,13 @@ pub enum BindError {
     },
 }
 
-/// A UDP socket.
+/// A UDP socket, and a second one for the peer that is talked to most.
 pub struct UdpLink {
-    socket: Socket,
+    main: Socket,
+    favourite: Option<Box<Favourite>>,
+    votes: Votes,
+    /// Of both sockets, once somebody has asked for one descriptor for them.
+    watch: OnceLock<Option<Watch>>,
     local: SocketAddr,
     receive_buffer_bytes: usize,
     segmentation: bool,
@@ -102,10 +113,10 @@ const SOFT_ERRORS_MAX: usize = 16;
 impl UdpLink {
     /// A link at `address`; port 0 lets the kernel choose one.
     pub fn bind(address: SocketAddr, options: UdpOptions) -> Result<UdpLink, BindError> {
-        let socket = Socket::open(address, options)?;
+        let main = Socket::open(address, options)?;
         let mut counters = LinkCounters::default();
         let mut offload = |wanted: bool, name, value, refused: fn(&mut LinkCounters) -> &mut u64| {
-            let given = wanted && sys::set_option(socket.as_fd(), libc::SOL_UDP, name, value).is_ok();
+            let given = wanted && sys::set_option(main.as_fd(), libc::SOL_UDP, name, value).is_ok();
             *refused(&mut counters) += u64::from(wanted && !given);
             given
         };
@@ -113,13 +124,21 @@ impl UdpLink {
         // the kernel knows of it: one that does not would ignore it in a message.
         let segmentation = offload(options.segmentation, libc::UDP_SEGMENT, 0, |counters| &mut counters.gso_refused);
         let coalescing = offload(options.coalescing, libc::UDP_GRO, 1, |counters| &mut counters.gro_refused);
-        rustix::net::bind(&socket, &address).map_err(|errno| BindError::Address { address, errno })?;
-        let local = rustix::net::getsockname(&socket)
+        rustix::net::bind(&main, &address).map_err(|errno| BindError::Address { address, errno })?;
+        let local = rustix::net::getsockname(&main)
             .and_then(SocketAddr::try_from)
             .map_err(|errno| BindError::Address { address, errno })?;
         Ok(UdpLink {
-            receive_buffer_bytes: sockopt::socket_recv_buffer_size(&socket).unwrap_or(0),
-            socket,
+            receive_buffer_bytes: sockopt::socket_recv_buffer_size(&main).unwrap_or(0),
+            main,
+            // Where anything about it fails, the main socket goes on alone.
+            favourite: options
+                .favourite
+                .then(|| Favourite::open(local, UdpOptions { coalescing, ..options }).ok())
+                .flatten()
+                .map(Box::new),
+            votes: Votes::new(),
+            watch: OnceLock::new(),
             local,
             segmentation,
             coalescing,
@@ -148,17 +167,31 @@ impl UdpLink {
 
     /// Sends a burst of one packet, which goes faster by a call of its own.
     fn send_single(&mut self, burst: &Burst<'_>) -> Result<usize, SendError> {
-        let to = mapped(burst.to, self.local);
+        let mut strikes = 0;
         loop {
             self.counters.system_calls += 1;
-            match rustix::net::sendto(&self.socket, burst.bytes, SendFlags::DONTWAIT, &to) {
+            let favourite = self.favourite_for(burst.to, strikes);
+            let by_favourite = favourite.is_some();
+            let result = match favourite {
+                Some(socket) => rustix::net::send(socket, burst.bytes, SendFlags::DONTWAIT),
+                None => {
+                    let to = mapped(burst.to, self.local);
+                    rustix::net::sendto(&self.main, burst.bytes, SendFlags::DONTWAIT, &to)
+                }
+            };
+            match result {
                 Ok(_) => {
                     self.counters.packets_sent += 1;
                     self.counters.bytes_sent += burst.bytes.len() as u64;
+                    self.note_sent(burst.to, by_favourite);
                     return Ok(1);
                 }
                 Err(Errno::INTR) => {}
-                Err(errno) if is_full(errno) => return Ok(0),
+                Err(errno) if is_full(errno) => {
+                    self.note_room(by_favourite, false);
+                    return Ok(0);
+                }
+                Err(errno) if by_favourite => strikes = self.note_strike(strikes, errno),
                 Err(errno) if is_soft(errno) => {
                     self.counters.soft_errors += 1;
                     return Ok(1);
@@ -168,58 +201,62 @@ impl UdpLink {
         }
     }
 
-    fn count_sent(&mut self, message: &Message<'_>) {
-        self.counters.packets_sent += message.bytes.len().div_ceil(message.segment) as u64;
-        self.counters.bytes_sent += message.bytes.len() as u64;
+    /// The connected socket, if it is for `to` and was not at fault twice.
+    #[inline]
+    fn favourite_for(&self, to: SocketAddr, strikes: u32) -> Option<BorrowedFd<'_>> {
+        let favourite = self.favourite.as_ref().filter(|favourite| favourite.peer == Some(to) && strikes < 2)?;
+        Some(favourite.socket.as_fd())
     }
 
-    /// Receives once, into as many slots as seem worth it.
-    fn receive_some(&mut self, inbox: &mut Inbox) -> Result<(), Errno> {
-        let offered = self.socket.pace.offer(inbox.datagrams());
-        if offered == 1 {
-            let received = sys::receive_one(self.socket.as_fd(), inbox.first_slot());
-            let datagram = received.inspect_err(|_| self.socket.pace.note_empty(offered))?;
-            self.socket.pace.note_single(datagram.len as u64);
-            self.take_in(inbox, 0, datagram);
-            return Ok(());
+    /// The connected socket refused. First it may have told of a packet before this one, of which the network
+    /// told it; the second time the main socket is asked, which has no memory. How often it refused by now.
+    #[cold]
+    fn note_strike(&mut self, strikes: u32, errno: Errno) -> u32 {
+        self.counters.soft_errors += u64::from(is_soft(errno));
+        let harmless = matches!(errno, Errno::CONNREFUSED | Errno::MSGSIZE) || may_be_refusal(errno);
+        if let Some(favourite) = self.favourite.as_mut().filter(|_| strikes > 0 && !harmless) {
+            favourite.peer = None;
         }
-        let received = self.incoming.receive(self.socket.as_fd(), offered, inbox.slots());
-        let count = received.inspect_err(|_| self.socket.pace.note_empty(offered))?;
-        let before = self.counters.bytes_received;
-        for slot in 0..count {
-            self.take_in(inbox, slot, self.incoming.datagram(slot));
-        }
-        self.socket.pace.note_many(offered, count, self.counters.bytes_received - before);
-        Ok(())
+        strikes + 1
     }
 
-    /// Puts what was received into a slot on the inbox's list.
-    fn take_in(&mut self, inbox: &mut Inbox, slot: usize, datagram: Datagram) {
-        if let Some(drops) = datagram.drops {
-            self.counters.kernel_drops += self.socket.note_drops(drops);
-        }
-        match datagram.from {
-            _ if datagram.truncated => self.counters.truncated += 1,
-            None => self.counters.soft_errors += 1,
-            Some(from) => {
-                inbox.note_arrival(slot, unmapped(from), datagram.len, datagram.segment);
-                self.counters.bytes_received += datagram.len as u64;
+    /// Something went to `to`.
+    #[inline]
+    fn note_sent(&mut self, to: SocketAddr, by_favourite: bool) {
+        let Some(favourite) = &mut self.favourite else { return };
+        let full = if by_favourite {
+            favourite.note_sent();
+            self.votes.cast_for_favourite();
+            favourite.socket.awaits_room
+        } else {
+            // Once it is bound, receiving finds a good moment for a change.
+            if self.votes.cast(to) && !favourite.is_bound() {
+                let bound = favourite.bind(&self.main, self.local, to);
+                self.votes.settle(bound.is_ok());
             }
+            self.main.awaits_room
+        };
+        if full {
+            self.note_room(by_favourite, true);
         }
     }
-}
 
-impl Link for UdpLink {
-    fn local_address(&self) -> SocketAddr {
-        self.local
+    /// Whether there is room in a socket that is to send. The watch stays readable if it is not told.
+    #[cold]
+    fn note_room(&mut self, by_favourite: bool, room: bool) {
+        let socket = match &mut self.favourite {
+            None => return,
+            Some(favourite) if by_favourite => &mut favourite.socket,
+            Some(_) => &mut self.main,
+        };
+        let changed = std::mem::replace(&mut socket.awaits_room, !room) == room;
+        if let Some(Some(watch)) = self.watch.get_mut().filter(|_| changed || !room) {
+            watch.note(socket);
+        }
     }
 
-    fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
-        if let [only] = bursts
-            && (1..=only.segment).contains(&only.bytes.len())
-        {
-            return self.send_single(only);
-        }
+    /// Sends bursts, in as few calls as they take.
+    fn send_many(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
         let mut rest = Messages {
             bursts,
             burst: 0,
@@ -230,13 +267,20 @@ impl Link for UdpLink {
         };
         // Set while one packet goes plain, to learn whether it was the segmentation that was refused.
         let mut in_doubt = false;
+        let mut strikes = 0;
+        let to = bursts.first().filter(|first| bursts.iter().all(|burst| burst.to == first.to)).map(|first| first.to);
         loop {
             rest.segmentation = self.segmentation && !in_doubt;
             rest.limit = if in_doubt { 1 } else { usize::MAX };
             let Some(first) = rest.clone().next() else { return Ok(bursts.len()) };
             self.counters.system_calls += 1;
-            match self.outgoing.send(self.socket.as_fd(), false, rest.clone()) {
+            let favourite =
+                self.favourite.as_ref().filter(|favourite| strikes < 2 && to.is_some() && favourite.peer == to);
+            let by_favourite = favourite.is_some();
+            let socket = favourite.map_or(&self.main, |favourite| &favourite.socket);
+            match self.outgoing.send(socket.as_fd(), by_favourite, rest.clone()) {
                 Ok(count) => {
+                    self.note_sent(bursts[rest.burst].to, by_favourite);
                     for _ in 0..count {
                         let message = rest.next().expect("no more were sent than there are");
                         self.count_sent(&message);
@@ -248,7 +292,11 @@ impl Link for UdpLink {
                     in_doubt = false;
                 }
                 Err(Errno::INTR) => {}
-                Err(errno) if is_full(errno) => return Ok(rest.burst),
+                Err(errno) if is_full(errno) => {
+                    self.note_room(by_favourite, false);
+                    return Ok(rest.burst);
+                }
+                Err(errno) if by_favourite => strikes = self.note_strike(strikes, errno),
                 Err(errno) if is_soft(errno) => {
                     self.counters.soft_errors += 1;
                     rest.next();
@@ -262,17 +310,72 @@ impl Link for UdpLink {
         }
     }
 
+    fn count_sent(&mut self, message: &Message<'_>) {
+        self.counters.packets_sent += message.bytes.len().div_ceil(message.segment) as u64;
+        self.counters.bytes_sent += message.bytes.len() as u64;
+    }
+
+    /// Receives at the main socket; false if nothing was there.
+    fn receive_at_main(&mut self, inbox: &mut Inbox) -> Result<bool, ReceiveError> {
+        let found = receive_at(&mut self.main, &mut self.incoming, &mut self.counters, inbox, is_soft);
+        if let (Some(favourite), Ok(found)) = (&mut self.favourite, &found) {
+            favourite.note_main(*found);
+        }
+        found.map_err(|errno| ReceiveError::System { local: self.local, errno })
+    }
+
+    /// Receives at the favourite's socket, if there is one; false if nothing was there.
+    fn receive_at_favourite(&mut self, inbox: &mut Inbox) -> bool {
+        let Some(favourite) = &mut self.favourite else { return false };
+        // The network may tell a connected socket of anything.
+        let mut look = |favourite: &mut Favourite| {
+            receive_at(&mut favourite.socket, &mut self.incoming, &mut self.counters, inbox, |_| true).unwrap_or(false)
+        };
+        let mut found = look(favourite);
+        if !found && let Some(peer) = self.votes.winner().filter(|_| !favourite.is_leaving()) {
+            favourite.leave_for(peer);
+            found = look(favourite);
+        }
+        if found {
+            favourite.note_heard();
+        } else if favourite.is_leaving() {
+            self.votes.settle(favourite.turn(self.local).is_ok());
+        }
+        found
+    }
+}
+
+impl Link for UdpLink {
+    fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
+        match bursts {
+            [only] if !only.bytes.is_empty() && only.bytes.len() <= only.segment => self.send_single(only),
+            _ => self.send_many(bursts),
+        }
+    }
+
     fn send_woven(&mut self, burst: &Woven<'_>) -> Result<bool, SendError> {
         let bytes = burst.heads.len() + burst.payload.len();
         if self.segmentation && bytes <= DATAGRAM_BYTES_MAX && bytes <= SEGMENTS_MAX * burst.segment {
             self.counters.system_calls += 1;
-            match self.outgoing.send_woven(self.socket.as_fd(), Some(mapped(burst.to, self.local)), burst) {
+            let favourite = self.favourite.as_ref().filter(|favourite| favourite.peer == Some(burst.to));
+            let by_favourite = favourite.is_some();
+            let socket = favourite.map_or(&self.main, |favourite| &favourite.socket);
+            let to = (!by_favourite).then(|| mapped(burst.to, self.local));
+            match self.outgoing.send_woven(socket.as_fd(), to, burst) {
                 Ok(()) => {
+                    self.note_sent(burst.to, by_favourite);
                     self.counters.packets_sent += bytes.div_ceil(burst.segment) as u64;
                     self.counters.bytes_sent += bytes as u64;
                     return Ok(true);
                 }
-                Err(errno) if is_full(errno) => return Ok(false),
+                Err(errno) if is_full(errno) => {
+                    self.note_room(by_favourite, false);
+                    return Ok(false);
+                }
                 // What else may be wrong, the common way finds out.
                 Err(_) => {}
             }
@@ -283,25 +386,30 @@ impl Link for UdpLink {
 
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
         inbox.clear();
-        for _ in 0..SOFT_ERRORS_MAX {
-            self.counters.system_calls += 1;
-            match self.receive_some(inbox) {
-                Ok(()) | Err(Errno::AGAIN) => break,
-                Err(Errno::INTR) => {}
-                Err(errno) if is_soft(errno) => {
-                    self.counters.soft_errors += 1;
-                    // A second error may wait behind the first, and would be the answer to a send.
-                    let _ = sockopt::socket_error(&self.socket);
-                }
-                Err(errno) => return Err(ReceiveError::System { local: self.local, errno }),
-            }
+        if let Some(Some(watch)) = self.watch.get_mut()
+            && watch.note_look()
+        {
+            self.note_room(false, true);
+            self.note_room(true, true);
         }
+        let _found = match self.favourite.as_mut().map_or(Look::Main, |favourite| favourite.next_look()) {
+            Look::Main => self.receive_at_main(inbox)?,
+            Look::Favourite => self.receive_at_favourite(inbox),
+            Look::FavouriteThenMain => self.receive_at_favourite(inbox) || self.receive_at_main(inbox)?,
+            Look::MainThenFavourite => self.receive_at_main(inbox)? || self.receive_at_favourite(inbox),
+        };
         self.counters.packets_received += inbox.len() as u64;
         Ok(inbox.len())
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        let Some(favourite) = &self.favourite else { return Some(self.main.as_fd()) };
+        let watch = self.watch.get_or_init(|| Watch::new([&self.main, &favourite.socket].into_iter()).ok());
+        watch.as_ref().map(Watch::as_fd)
+    }
+
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [Some(self.main.as_fd()), self.favourite.as_ref().map(|favourite| favourite.socket.as_fd())]
     }
 
     fn burst_bytes_max(&self) -> usize {
@@ -335,6 +443,65 @@ impl std::fmt::Debug for UdpLink {
             .field("coalescing", &self.coalescing)
             .field("counters", &self.counters)
             .finish_non_exhaustive()
+    }
+}
+
+/// Receives once, into as many slots as seem worth it; false if nothing was there.
+fn receive_at(
+    socket: &mut Socket,
+    incoming: &mut Incoming,
+    counters: &mut LinkCounters,
+    inbox: &mut Inbox,
+    is_soft: impl Fn(Errno) -> bool,
+) -> Result<bool, Errno> {
+    for _ in 0..SOFT_ERRORS_MAX {
+        counters.system_calls += 1;
+        let offered = socket.pace.offer(inbox.datagrams());
+        let received = if offered == 1 {
+            sys::receive_one(socket.as_fd(), inbox.first_slot()).map(|datagram| {
+                socket.pace.note_single(datagram.len as u64);
+                take_in(socket, counters, inbox, 0, datagram);
+            })
+        } else {
+            incoming.receive(socket.as_fd(), offered, inbox.slots()).map(|count| {
+                let before = counters.bytes_received;
+                for slot in 0..count {
+                    take_in(socket, counters, inbox, slot, incoming.datagram(slot));
+                }
+                socket.pace.note_many(offered, count, counters.bytes_received - before);
+            })
+        };
+        match received {
+            Ok(()) => return Ok(true),
+            Err(Errno::AGAIN) => {
+                socket.pace.note_empty(offered);
+                return Ok(false);
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) if is_soft(errno) => {
+                counters.soft_errors += 1;
+                // A second error may wait behind the first, and would be the answer to a send.
+                let _ = sockopt::socket_error(&*socket);
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(false)
+}
+
+/// Puts what was received into a slot on the inbox's list.
+#[inline]
+fn take_in(socket: &mut Socket, counters: &mut LinkCounters, inbox: &mut Inbox, slot: usize, datagram: Datagram) {
+    if let Some(drops) = datagram.drops {
+        counters.kernel_drops += socket.note_drops(drops);
+    }
+    match datagram.from {
+        _ if datagram.truncated => counters.truncated += 1,
+        None => counters.soft_errors += 1,
+        Some(from) => {
+            inbox.note_arrival(slot, unmapped(from), datagram.len, datagram.segment);
+            counters.bytes_received += datagram.len as u64;
+        }
     }
 }
 

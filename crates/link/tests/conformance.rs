@@ -396,6 +396,7 @@ suite! {
     udp_without_both: udp("127.0.0.1:0", UdpOptions { segmentation: false, coalescing: false, ..plain() });
     udp_v6_without_both: udp("[::1]:0", UdpOptions { segmentation: false, coalescing: false, ..plain() });
     udp_of_one_family: udp("[::1]:0", UdpOptions { dual_stack: false, ..plain() });
+    udp_without_favourite: udp("127.0.0.1:0", UdpOptions { favourite: false, ..plain() });
     udp_with_stock_buffers: udp("127.0.0.1:0", UdpOptions { receive_buffer_bytes: None, send_buffer_bytes: None, ..plain() });
     udp_unimpaired: wrapped(udp("127.0.0.1:0", plain()), |link| unimpaired(link, Clock::real()));
     udp_traced: wrapped(udp("127.0.0.1:0", plain()), traced);

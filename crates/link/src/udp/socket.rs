@@ -11,6 +11,8 @@ pub(super) struct Socket {
     /// The kernel's count of drops when it was last told; it wraps.
     drops_seen: u32,
     pub(super) pace: Pace,
+    /// It was full, and is watched until it has room.
+    pub(super) awaits_room: bool,
 }
 
 impl Socket {
@@ -28,7 +30,7 @@ impl Socket {
         if let Some(bytes) = options.send_buffer_bytes {
             let _ = sockopt::set_socket_send_buffer_size(&descriptor, bytes);
         }
-        Ok(Socket { descriptor, drops_seen: 0, pace: Pace::new() })
+        Ok(Socket { descriptor, drops_seen: 0, pace: Pace::new(), awaits_room: false })
     }
 
     /// How many datagrams were dropped since the kernel last told its count, which is now `drops`.

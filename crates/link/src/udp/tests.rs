@@ -3,12 +3,12 @@
 use super::*;
 use std::io::Write;
 
-fn link(address: &str, options: UdpOptions) -> UdpLink {
+pub(super) fn link(address: &str, options: UdpOptions) -> UdpLink {
     UdpLink::bind(address.parse().unwrap(), options).unwrap()
 }
 
 /// Not by `eprintln`: the test runner would swallow what is said there.
-fn lacks_ipv6() -> bool {
+pub(super) fn lacks_ipv6() -> bool {
     let lacks = UdpLink::bind("[::1]:0".parse().unwrap(), UdpOptions::default()).is_err();
     if lacks {
         let mut loudly = std::io::stderr();
@@ -17,7 +17,7 @@ fn lacks_ipv6() -> bool {
     lacks
 }
 
-fn received(link: &mut UdpLink, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {
+pub(super) fn received(link: &mut UdpLink, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {
     let (mut inbox, mut packets) = (Inbox::new(), Vec::new());
     let start = std::time::Instant::now();
     while packets.len() < count && start.elapsed().as_secs() < 5 {
@@ -33,7 +33,7 @@ fn a_refusal_to_segment_is_remembered_and_nothing_is_lost() {
         (link("127.0.0.1:0", UdpOptions::default()), link("127.0.0.1:0", UdpOptions::default()));
     assert!(left.segmentation(), "this kernel does not segment at all: nothing to test");
     // The kernel does not segment packets without checksums (EINVAL).
-    sys::set_option(left.socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    sys::set_option(left.main.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let bytes: Vec<u8> = (0..5050u32).map(|i| (i / 7) as u8).collect();
     let burst = Burst { to: right.local_address(), bytes: &bytes, segment: 100 };
     assert_eq!(left.send(&[burst, burst]), Ok(2));

@@ -1,0 +1,334 @@
+//! Nobody outside sees the second socket: nothing is lost, overtaken or left out because of it.
+
+use super::super::tests::{lacks_ipv6, link, received};
+use super::*;
+use crate::{Burst, Inbox, Link, SendError, UdpLink};
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+fn pair() -> (UdpLink, UdpLink) {
+    (link("127.0.0.1:0", UdpOptions::default()), link("127.0.0.1:0", UdpOptions::default()))
+}
+
+fn peer(link: &UdpLink) -> Option<SocketAddr> {
+    link.favourite.as_ref().and_then(|favourite| favourite.peer)
+}
+
+/// Sends to `to` and looks, until `to` is the favourite; what came meanwhile.
+fn favour(link: &mut UdpLink, to: SocketAddr) -> Vec<(SocketAddr, Vec<u8>)> {
+    let (mut inbox, mut packets) = (Inbox::new(), Vec::new());
+    for _ in 0..2 * VOTES_NEXT {
+        if peer(link) == Some(to) {
+            return packets;
+        }
+        assert_eq!(link.send(&[Burst::single(to, b"vote")]), Ok(1));
+        link.receive(&mut inbox).unwrap();
+        packets.extend(inbox.packets().map(|(from, packet)| (from, packet.to_vec())));
+    }
+    panic!("{to} did not become the favourite of {link:?}");
+}
+
+/// Takes everything in.
+fn drain(link: &mut UdpLink) -> usize {
+    let mut inbox = Inbox::new();
+    let (mut count, mut empty) = (0, 0);
+    while empty < 2 * INTERVAL_MAX {
+        let found = link.receive(&mut inbox).unwrap();
+        count += found;
+        empty = if found == 0 { empty + 1 } else { 0 };
+    }
+    count
+}
+
+fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
+    let mut set = [rustix::event::PollFd::from_borrowed_fd(descriptor, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut set, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 })).unwrap() == 1
+}
+
+/// Neither a link nor a socket that asks to share gets the address.
+fn expect_taken(address: SocketAddr) {
+    let error = UdpLink::bind(address, UdpOptions::default()).unwrap_err();
+    assert_eq!(error, BindError::Address { address, errno: Errno::ADDRINUSE });
+    let sharing = Socket::open(address, UdpOptions::default()).unwrap();
+    sockopt::set_socket_reuseport(&sharing, true).unwrap();
+    assert_eq!(rustix::net::bind(&sharing, &address), Err(Errno::ADDRINUSE));
+}
+
+#[test]
+fn the_address_is_exclusive_before_while_and_after() {
+    for bound in ["127.0.0.1:0", "0.0.0.0:0"] {
+        let mut left = link(bound, UdpOptions::default());
+        let (right, third) = pair();
+        let address = left.local_address();
+        expect_taken(address);
+        favour(&mut left, right.local_address());
+        expect_taken(address);
+        favour(&mut left, third.local_address());
+        expect_taken(address);
+        // A copy of the descriptor does not hold the address.
+        let _copy = left.descriptor().unwrap().try_clone_to_owned().unwrap();
+        drop(left);
+        drop(link(&address.to_string(), UdpOptions::default()));
+    }
+}
+
+#[test]
+fn a_favourite_is_found_in_every_family() {
+    let both = [("127.0.0.1:0", "127.0.0.1:0"), ("0.0.0.0:0", "127.0.0.1:0")];
+    let six = [("[::1]:0", "[::1]:0"), ("[::]:0", "[::1]:0"), ("[::]:0", "127.0.0.1:0")];
+    for (here, there) in both.into_iter().chain(six.into_iter().filter(|_| !lacks_ipv6())) {
+        let (mut left, mut right) = (link(here, UdpOptions::default()), link(there, UdpOptions::default()));
+        let to = right.local_address();
+        favour(&mut left, to);
+        drain(&mut right);
+        let at = SocketAddr::new(to.ip(), left.local_address().port());
+        // By each way of sending, to and fro.
+        assert_eq!(left.send(&[Burst::single(to, b"one")]), Ok(1));
+        assert_eq!(left.send(&[Burst { to, bytes: b"aabbc", segment: 2 }]), Ok(1));
+        assert_eq!(left.send(&[Burst::single(to, b"two"), Burst::single(to, b"three")]), Ok(2));
+        let packets = received(&mut right, 6);
+        let expected: [&[u8]; 6] = [b"one", b"aa", b"bb", b"c", b"two", b"three"];
+        assert_eq!(packets, expected.map(|packet| (at, packet.to_vec())), "from {here} to {there}");
+        assert_eq!(right.send(&[Burst { to: at, bytes: b"answer", segment: 4 }]), Ok(1));
+        assert_eq!(received(&mut left, 2), [(to, b"answ".to_vec()), (to, b"er".to_vec())]);
+        assert_eq!(peer(&left), Some(to));
+        assert_eq!(left.counters().soft_errors, 0);
+    }
+}
+
+#[test]
+fn nothing_is_lost_or_overtaken_while_favourites_change_under_traffic() {
+    const COUNT: u32 = 30_000;
+    const WINDOW: u32 = 32;
+    let (mut left, right) = pair();
+    let third = link("127.0.0.1:0", UdpOptions::default());
+    let at = left.local_address();
+    let places = [right.local_address(), third.local_address()];
+    let heard = [AtomicU32::new(0), AtomicU32::new(0)];
+    std::thread::scope(|scope| {
+        for (mut sender, heard) in [right, third].into_iter().zip(&heard) {
+            scope.spawn(move || {
+                let mut inbox = Inbox::new();
+                for number in 0..COUNT {
+                    let start = Instant::now();
+                    while number - heard.load(SeqCst) >= WINDOW {
+                        assert!(start.elapsed() < Duration::from_secs(20), "packet {number} waits for ever");
+                        std::thread::yield_now();
+                    }
+                    sender.receive(&mut inbox).unwrap();
+                    assert_eq!(sender.send(&[Burst::single(at, &number.to_le_bytes())]), Ok(1));
+                }
+            });
+        }
+        let (mut inbox, mut changes, mut last) = (Inbox::new(), 0, None);
+        let start = Instant::now();
+        for turn in 0.. {
+            if heard.iter().all(|heard| heard.load(SeqCst) == COUNT) {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "{heard:?} of {COUNT} came, {left:?}");
+            left.send(&[Burst::single(places[turn / 1000 % 2], b"vote")]).unwrap();
+            changes += u32::from(std::mem::replace(&mut last, peer(&left)) != peer(&left));
+            left.receive(&mut inbox).unwrap();
+            for (from, packet) in inbox.packets() {
+                let place = places.iter().position(|&place| place == from).expect("one of both");
+                let number = u32::from_le_bytes(packet.try_into().unwrap());
+                assert_eq!(number, heard[place].fetch_add(1, SeqCst), "of {from} after {changes} changes");
+            }
+        }
+        assert!(changes > 1, "{changes}");
+    });
+    assert_eq!(left.counters().kernel_drops, 0);
+}
+
+#[test]
+fn a_peer_that_moves_is_heard_and_followed() {
+    let (mut left, mut right) = pair();
+    favour(&mut left, right.local_address());
+    let mut moved = link("127.0.0.1:0", UdpOptions::default());
+    let at = left.local_address();
+    assert_eq!(right.send(&[Burst::single(at, b"old")]), Ok(1));
+    assert_eq!(moved.send(&[Burst::single(at, b"new")]), Ok(1));
+    let mut inbox = Inbox::new();
+    let mut packets = Vec::new();
+    for _ in 0..2 * INTERVAL_MAX {
+        left.receive(&mut inbox).unwrap();
+        packets.extend(inbox.packets().map(|(from, packet)| (from, packet.to_vec())));
+    }
+    packets.sort();
+    let mut expected = [(right.local_address(), b"old".to_vec()), (moved.local_address(), b"new".to_vec())];
+    expected.sort();
+    assert_eq!(packets, expected);
+    // What waits in the queue of the connected socket comes, though it changes its peer.
+    assert_eq!(right.send(&[Burst::single(at, b"late")]), Ok(1));
+    assert_eq!(favour(&mut left, moved.local_address()), [(right.local_address(), b"late".to_vec())]);
+    assert_eq!(right.send(&[Burst::single(at, b"later")]), Ok(1));
+    assert_eq!(received(&mut left, 1), [(right.local_address(), b"later".to_vec())]);
+}
+
+#[test]
+fn two_peers_who_are_talked_to_in_turn_share_one_socket() {
+    let (mut left, mut right) = pair();
+    let mut third = link("127.0.0.1:0", UdpOptions::default());
+    for _ in 0..4 * VOTES_FIRST {
+        for other in [&mut right, &mut third] {
+            assert_eq!(left.send(&[Burst::single(other.local_address(), b"ping")]), Ok(1));
+            assert_eq!(received(other, 1).len(), 1);
+            assert_eq!(other.send(&[Burst::single(left.local_address(), b"pong")]), Ok(1));
+            assert_eq!(received(&mut left, 1), [(other.local_address(), b"pong".to_vec())]);
+        }
+    }
+    assert_eq!(peer(&left), None);
+    // Nor do strangers keep each other or the favourite from being heard.
+    favour(&mut left, right.local_address());
+    for _ in 0..100 {
+        for other in [&mut right, &mut third] {
+            assert_eq!(other.send(&[Burst::single(left.local_address(), b"pong")]), Ok(1));
+        }
+    }
+    let first = received(&mut left, 100);
+    let of_third = first.iter().filter(|(from, _)| *from == third.local_address()).count();
+    assert!(of_third > 0 && of_third < first.len(), "{of_third} of the first {}", first.len());
+    assert_eq!(first.len() + drain(&mut left), 200);
+}
+
+#[test]
+fn a_favourite_that_is_gone_costs_packets_and_no_more() {
+    let (mut left, right) = pair();
+    let to = right.local_address();
+    favour(&mut left, to);
+    drop(right);
+    let mut inbox = Inbox::new();
+    for _ in 0..10 {
+        assert_eq!(left.send(&[Burst::single(to, b"lost")]), Ok(1));
+        assert_eq!(left.send(&[Burst { to, bytes: b"lost too", segment: 3 }]), Ok(1));
+        left.receive(&mut inbox).unwrap();
+    }
+    assert!(left.counters().soft_errors > 0);
+    assert!(left.segmentation());
+    // The last error waits in the socket, and is not the answer to what is sent now.
+    assert_eq!(left.send(&[Burst::single(to, b"lost")]), Ok(1));
+    let mut back = link(&to.to_string(), UdpOptions::default());
+    assert_eq!(left.send(&[Burst::single(to, b"found")]), Ok(1));
+    assert_eq!(received(&mut back, 1), [(left.local_address(), b"found".to_vec())]);
+    assert_eq!(back.send(&[Burst::single(left.local_address(), b"welcome")]), Ok(1));
+    assert_eq!(received(&mut left, 1), [(to, b"welcome".to_vec())]);
+}
+
+#[test]
+fn a_packet_too_large_is_refused_and_the_favourite_stays() {
+    let (mut left, right) = pair();
+    let to = right.local_address();
+    favour(&mut left, to);
+    let large = vec![0; 65_508];
+    assert_eq!(left.send(&[Burst::single(to, &large)]), Err(SendError::TooLarge { bytes: 65_508 }));
+    assert_eq!(peer(&left), Some(to));
+    assert_eq!(left.counters().soft_errors, 0);
+}
+
+#[test]
+fn a_refusal_to_segment_is_found_by_the_favourite_too() {
+    let (mut left, mut right) = pair();
+    let to = right.local_address();
+    favour(&mut left, to);
+    drain(&mut right);
+    for socket in [&left.main, &left.favourite.as_ref().unwrap().socket] {
+        // The kernel does not segment packets without checksums (EINVAL).
+        sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    }
+    assert_eq!(left.send(&[Burst { to, bytes: &[1; 1000], segment: 100 }]), Ok(1));
+    assert_eq!(received(&mut right, 10).len(), 10);
+    assert!(!left.segmentation());
+    assert_eq!(peer(&left), Some(to));
+}
+
+#[test]
+fn drops_of_both_sockets_are_counted() {
+    let small = UdpOptions { receive_buffer_bytes: Some(4096), ..UdpOptions::default() };
+    let (mut left, mut right) = (link("127.0.0.1:0", small), link("127.0.0.1:0", UdpOptions::default()));
+    let mut third = link("127.0.0.1:0", UdpOptions::default());
+    favour(&mut left, right.local_address());
+    let at = left.local_address();
+    let mut flood = |count: usize| {
+        for other in [&mut right, &mut third] {
+            for _ in 0..count {
+                assert_eq!(other.send(&[Burst::single(at, &[0; 1000])]), Ok(1));
+            }
+        }
+    };
+    flood(200);
+    let came = drain(&mut left);
+    assert!(came < 300, "{came}");
+    // The kernel tells of drops with the next datagram that comes.
+    flood(1);
+    assert_eq!(drain(&mut left), 2);
+    assert_eq!(left.counters().kernel_drops, 400 - came as u64);
+}
+
+#[test]
+fn the_descriptor_tells_of_both_sockets_and_of_room() {
+    let (mut left, mut right) = pair();
+    let mut third = link("127.0.0.1:0", UdpOptions::default());
+    // Before there is a favourite, as callers do.
+    let descriptor = left.descriptor().unwrap().try_clone_to_owned().unwrap();
+    favour(&mut left, right.local_address());
+    for other in [&mut right, &mut third] {
+        assert!(!is_readable(descriptor.as_fd()));
+        assert_eq!(other.send(&[Burst::single(left.local_address(), b"news")]), Ok(1));
+        assert!(is_readable(descriptor.as_fd()));
+        assert_eq!(left.descriptors().into_iter().flatten().filter(|each| is_readable(*each)).count(), 1);
+        assert_eq!(drain(&mut left), 1);
+    }
+    for by_favourite in [false, true] {
+        assert!(!is_readable(descriptor.as_fd()));
+        left.note_room(by_favourite, false);
+        assert!(is_readable(descriptor.as_fd()), "there is room");
+        // Somebody sends, or nobody wants to any more.
+        let to = if by_favourite { right.local_address() } else { third.local_address() };
+        assert_eq!(left.send(&[Burst::single(to, b"x")]), Ok(1));
+        assert!(!is_readable(descriptor.as_fd()));
+        left.note_room(by_favourite, false);
+        drain(&mut left);
+        assert!(!is_readable(descriptor.as_fd()));
+    }
+}
+
+#[test]
+fn a_spinning_receiver_makes_one_call_a_look() {
+    let (mut left, right) = pair();
+    favour(&mut left, right.local_address());
+    drain(&mut left);
+    let before = left.counters().system_calls;
+    let mut inbox = Inbox::new();
+    for _ in 0..800 {
+        left.receive(&mut inbox).unwrap();
+    }
+    assert_eq!(left.counters().system_calls - before, 900);
+}
+
+#[test]
+fn without_the_option_there_is_one_socket() {
+    let (mut left, right) = (link("127.0.0.1:0", UdpOptions { favourite: false, ..UdpOptions::default() }), pair().0);
+    for _ in 0..2 * VOTES_NEXT {
+        assert_eq!(left.send(&[Burst::single(right.local_address(), b"x")]), Ok(1));
+    }
+    assert!(left.favourite.is_none());
+    use std::os::fd::AsRawFd;
+    assert_eq!(left.descriptor().unwrap().as_raw_fd(), left.main.as_fd().as_raw_fd());
+}
+
+#[test]
+fn a_peer_that_never_answers_is_reached_anew_where_the_kernel_chose_the_way() {
+    let mut left = link("0.0.0.0:0", UdpOptions::default());
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = silent.local_addr().unwrap();
+    favour(&mut left, to);
+    for _ in 0..UNANSWERED_MAX {
+        assert_eq!(left.send(&[Burst::single(to, b"hello?")]), Ok(1));
+    }
+    assert_eq!(peer(&left), None);
+    favour(&mut left, to);
+    silent.send_to(b"yes", ("127.0.0.1", left.local_address().port())).unwrap();
+    assert_eq!(received(&mut left, 1), [(to, b"yes".to_vec())]);
+}
