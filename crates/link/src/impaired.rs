@@ -366,6 +366,10 @@ impl<L: Link> Link for Impaired<L> {
         self.link.descriptors()
     }
 
+    fn full_descriptor(&self) -> usize {
+        self.link.full_descriptor()
+    }
+
     fn burst_bytes_max(&self) -> usize {
         self.link.burst_bytes_max()
     }

@@ -35,10 +35,16 @@ pub trait Link {
     /// who can poll two descriptors asks for [`Link::descriptors`] instead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Descriptors to be polled together: one of them polls readable when something arrives, and all poll
-    /// writable while there is room. They stay the same as long as the link lives.
+    /// Descriptors to be polled together: one of them polls readable when something arrives. They stay the
+    /// same as long as the link lives.
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
         [self.descriptor(), None]
+    }
+
+    /// Which of [`Link::descriptors`] polls writable once there is room, after a call that found the link
+    /// full. The other may have room all the time.
+    fn full_descriptor(&self) -> usize {
+        0
     }
 
     /// Most bytes of a burst that one system call takes, if it has no more than 64 packets, so that
@@ -143,6 +149,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
         (**self).descriptors()
+    }
+
+    fn full_descriptor(&self) -> usize {
+        (**self).full_descriptor()
     }
 
     fn burst_bytes_max(&self) -> usize {

@@ -93,6 +93,10 @@ impl<L: Link, W: Write> Link for Traced<L, W> {
         self.link.descriptors()
     }
 
+    fn full_descriptor(&self) -> usize {
+        self.link.full_descriptor()
+    }
+
     fn burst_bytes_max(&self) -> usize {
         self.link.burst_bytes_max()
     }

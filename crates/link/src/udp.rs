@@ -90,6 +90,8 @@ pub struct UdpLink {
     votes: Votes,
     /// Of both sockets, once somebody has asked for one descriptor for them.
     watch: OnceLock<Option<Watch>>,
+    /// Of both sockets, which was full last.
+    full_descriptor: usize,
     local: SocketAddr,
     receive_buffer_bytes: usize,
     segmentation: bool,
@@ -139,6 +141,7 @@ impl UdpLink {
                 .map(Box::new),
             votes: Votes::new(),
             watch: OnceLock::new(),
+            full_descriptor: 0,
             local,
             segmentation,
             coalescing,
@@ -211,6 +214,7 @@ impl UdpLink {
     /// The connected socket refused. First it may have told of a packet before this one, of which the network
     /// told it; the second time the main socket is asked, which has no memory. How often it refused by now.
     #[cold]
+    #[inline(never)]
     fn note_strike(&mut self, strikes: u32, errno: Errno) -> u32 {
         self.counters.soft_errors += u64::from(is_soft(errno));
         let harmless = matches!(errno, Errno::CONNREFUSED | Errno::MSGSIZE) || may_be_refusal(errno);
@@ -231,8 +235,7 @@ impl UdpLink {
         } else {
             // Once it is bound, receiving finds a good moment for a change.
             if self.votes.cast(to) && !favourite.is_bound() {
-                let bound = favourite.bind(&self.main, self.local, to);
-                self.votes.settle(bound.is_ok());
+                self.votes.settle(favourite.bind(&self.main, self.local, to).is_ok());
             }
             self.main.awaits_room
         };
@@ -249,13 +252,17 @@ impl UdpLink {
             Some(favourite) if by_favourite => &mut favourite.socket,
             Some(_) => &mut self.main,
         };
+        if !room {
+            self.full_descriptor = usize::from(by_favourite);
+        }
         let changed = std::mem::replace(&mut socket.awaits_room, !room) == room;
         if let Some(Some(watch)) = self.watch.get_mut().filter(|_| changed || !room) {
             watch.note(socket);
         }
     }
 
-    /// Sends bursts, in as few calls as they take.
+    /// Sends bursts, in as few calls as they take. Apart, so that it does not weigh on single packets.
+    #[inline(never)]
     fn send_many(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
         let mut rest = Messages {
             bursts,
@@ -412,6 +419,10 @@ impl Link for UdpLink {
         [Some(self.main.as_fd()), self.favourite.as_ref().map(|favourite| favourite.socket.as_fd())]
     }
 
+    fn full_descriptor(&self) -> usize {
+        self.full_descriptor
+    }
+
     fn burst_bytes_max(&self) -> usize {
         DATAGRAM_BYTES_MAX
     }
@@ -460,16 +471,10 @@ fn receive_at(
         let received = if offered == 1 {
             sys::receive_one(socket.as_fd(), inbox.first_slot()).map(|datagram| {
                 socket.pace.note_single(datagram.len as u64);
-                take_in(socket, counters, inbox, 0, datagram);
+                take_in(socket, counters, inbox, 0, &datagram);
             })
         } else {
-            incoming.receive(socket.as_fd(), offered, inbox.slots()).map(|count| {
-                let before = counters.bytes_received;
-                for slot in 0..count {
-                    take_in(socket, counters, inbox, slot, incoming.datagram(slot));
-                }
-                socket.pace.note_many(offered, count, counters.bytes_received - before);
-            })
+            receive_many(socket, incoming, counters, inbox, offered)
         };
         match received {
             Ok(()) => return Ok(true),
@@ -489,9 +494,27 @@ fn receive_at(
     Ok(false)
 }
 
+/// Receives into `offered` slots, more than one. Apart, so that it does not weigh on single packets.
+#[inline(never)]
+fn receive_many(
+    socket: &mut Socket,
+    incoming: &mut Incoming,
+    counters: &mut LinkCounters,
+    inbox: &mut Inbox,
+    offered: usize,
+) -> Result<(), Errno> {
+    let count = incoming.receive(socket.as_fd(), offered, inbox.slots())?;
+    let before = counters.bytes_received;
+    for slot in 0..count {
+        take_in(socket, counters, inbox, slot, &incoming.datagram(slot));
+    }
+    socket.pace.note_many(offered, count, counters.bytes_received - before);
+    Ok(())
+}
+
 /// Puts what was received into a slot on the inbox's list.
-#[inline]
-fn take_in(socket: &mut Socket, counters: &mut LinkCounters, inbox: &mut Inbox, slot: usize, datagram: Datagram) {
+#[inline(always)]
+fn take_in(socket: &mut Socket, counters: &mut LinkCounters, inbox: &mut Inbox, slot: usize, datagram: &Datagram) {
     if let Some(drops) = datagram.drops {
         counters.kernel_drops += socket.note_drops(drops);
     }

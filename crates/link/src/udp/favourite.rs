@@ -127,18 +127,20 @@ impl Favourite {
         }
         let turn = &mut self.turn;
         turn.countdown = turn.countdown.saturating_sub(1);
-        match turn.countdown {
-            0 if turn.main_was_last && !turn.draining => Look::FavouriteThenMain,
-            0 => Look::MainThenFavourite,
-            _ => Look::Favourite,
+        if turn.countdown > 0 {
+            return Look::Favourite;
         }
+        turn.overdue += 1;
+        // While it has something they take turns; else it waits until the other has nothing, within limits.
+        let main_first = turn.draining || turn.overdue > OVERDUE_MAX || (turn.interval == 1 && !turn.main_was_last);
+        if main_first { Look::MainThenFavourite } else { Look::FavouriteThenMain }
     }
 
     /// What a look at the main socket found.
     pub(super) fn note_main(&mut self, found: bool) {
         let turn = &mut self.turn;
         turn.interval = if found { 1 } else { (turn.interval * 2).min(INTERVAL_MAX) };
-        turn.countdown = turn.interval;
+        (turn.countdown, turn.overdue) = (turn.interval, 0);
         if found {
             turn.main_was_last = true;
             turn.draining_looks += u32::from(turn.draining);
@@ -161,6 +163,8 @@ pub(super) enum Look {
 struct Turn {
     /// Looks until then.
     countdown: u32,
+    /// Looks since then at which the favourite had something.
+    overdue: u32,
     /// From one to the next; it grows while nothing is there.
     interval: u32,
     /// What came last came there, so the other has precedence.
@@ -172,11 +176,12 @@ struct Turn {
 
 impl Turn {
     fn new() -> Turn {
-        Turn { countdown: 1, interval: 1, main_was_last: false, draining: true, draining_looks: 0 }
+        Turn { countdown: 1, overdue: 0, interval: 1, main_was_last: false, draining: true, draining_looks: 0 }
     }
 }
 
 const INTERVAL_MAX: u32 = 8;
+const OVERDUE_MAX: u32 = 8;
 /// Others may send to the main socket without end.
 const DRAINING_LOOKS_MAX: u32 = 256;
 /// Only where the kernel chose the address from which the peer is reached.

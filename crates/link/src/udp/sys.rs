@@ -217,6 +217,7 @@ impl Incoming {
 
 /// Receives one datagram: where they come one at a time, a call for many costs more, since it looks
 /// for a second in vain.
+#[inline(always)]
 pub(super) fn receive_one(socket: BorrowedFd<'_>, slot: &mut [u8]) -> Result<Datagram, Errno> {
     // SAFETY: numbers and pointers only, for which all zeros is a valid value (null, 0).
     let (mut header, mut address) =
@@ -237,7 +238,7 @@ pub(super) fn receive_one(socket: BorrowedFd<'_>, slot: &mut [u8]) -> Result<Dat
 }
 
 /// What a call wrote into these.
-#[inline]
+#[inline(always)]
 fn describe(header: &msghdr, len: usize, address: &RawAddress, control: &Control) -> Datagram {
     let mut datagram = Datagram {
         from: address.read(header.msg_namelen as usize),
@@ -321,6 +322,7 @@ impl Control {
 
     /// Calls `f` with the level, kind and value of each control message that holds a number of four
     /// bytes, among the first `len` bytes.
+    #[inline(always)]
     fn each(&self, len: usize, mut f: impl FnMut(c_int, c_int, i32)) {
         let word = |at: usize| i32::from_ne_bytes(self.0[at..at + 4].try_into().expect("four bytes"));
         let mut at = 0;
