@@ -67,6 +67,11 @@ pub struct RateBased {
     round_trip_least: Duration,
     packet: u64,
     silent: bool,
+    /// What window and pace were reckoned from: rate, mode and shortest round trip.
+    settled: (Option<u64>, Mode, Duration),
+    path_bytes: u64,
+    window: u64,
+    pace: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +94,10 @@ impl RateBased {
             round_trip_least: Duration::MAX,
             packet: packet_bytes as u64,
             silent: false,
+            settled: (None, Mode::Startup, Duration::MAX),
+            path_bytes: u64::MAX,
+            window: WINDOW_PACKETS_FIRST * packet_bytes as u64,
+            pace: None,
         }
     }
 
@@ -96,20 +105,47 @@ impl RateBased {
         self.rates.front().map(|(_, rate)| *rate)
     }
 
-    /// What fits the path: rate by shortest round trip.
-    fn path_bytes(&self) -> Option<u64> {
+    /// Reckons window and pace anew if something has changed that they depend on: they are asked for more
+    /// often.
+    fn settle(&mut self) {
+        let present = (self.rate(), self.mode, self.round_trip_least);
+        let before = std::mem::replace(&mut self.settled, present);
+        if present == before {
+            return;
+        }
+        let Some(rate) = present.0 else {
+            (self.path_bytes, self.window, self.pace) = (u64::MAX, WINDOW_PACKETS_FIRST * self.packet, None);
+            return;
+        };
+        // What fits the path: rate by shortest round trip.
         let least = self.round_trip_least.max(ROUND_TRIP_LEAST);
-        self.rate().map(|rate| (rate as f64 * least.as_secs_f64()) as u64)
+        self.path_bytes = (rate as f64 * least.as_secs_f64()) as u64;
+        // Twice the path: half of it covers acknowledgements that come late and in batches.
+        let window = self.path_bytes.saturating_mul(2).saturating_add(WINDOW_PACKETS_SPARE * self.packet);
+        self.window = window.max(self.window_least());
+        // Before the path is known, the first window goes in a round trip whatever was seen so far.
+        let pace_least = match self.mode {
+            Mode::Startup => (WINDOW_PACKETS_FIRST * self.packet) as f64 / self.round_trip_least.as_secs_f64(),
+            _ => PACE_LEAST as f64,
+        };
+        self.pace = Some((rate as f64 * self.gain()).max(pace_least) as u64);
     }
 
-    fn note_rate(&mut self, rate: u64, held_back: bool) {
+    fn window_least(&self) -> u64 {
+        WINDOW_PACKETS_LEAST * self.packet
+    }
+
+    /// So many bytes arrived within such a time.
+    fn note_arrival(&mut self, bytes: u64, interval: Duration, held_back: bool) {
         while self.rates.front().is_some_and(|(round, _)| round + RATE_ROUNDS < self.round) {
             self.rates.pop_front();
         }
+        let seconds = interval.as_nanos() as u64 as f64 * 1e-9;
         // A sender that had nothing to send shows less than the path can do.
-        if held_back && self.rate().is_none_or(|best| best > rate) {
+        if held_back && self.rate().is_none_or(|best| best as f64 * seconds > bytes as f64) {
             return;
         }
+        let rate = (bytes as f64 / seconds) as u64;
         while self.rates.back().is_some_and(|(_, earlier)| *earlier <= rate) {
             self.rates.pop_back();
         }
@@ -140,7 +176,7 @@ impl RateBased {
     }
 
     fn advance(&mut self, now: Duration, in_flight: u64) {
-        let path = self.path_bytes().unwrap_or(u64::MAX);
+        let path = self.path_bytes;
         match self.mode {
             Mode::Drain if in_flight <= path => self.mode = Mode::Cruise(CRUISE_FIRST, now),
             Mode::Cruise(step, since) => {
@@ -172,13 +208,16 @@ impl Controller for RateBased {
         let left = delivery.sent_at.saturating_sub(delivery.flight_began);
         let interval = arrived.max(left);
         if interval >= INTERVAL_LEAST {
-            let rate = (delivery.delivered - before) as f64 / interval.as_secs_f64();
-            self.note_rate(rate as u64, delivery.held_back);
+            self.note_arrival(delivery.delivered - before, interval, delivery.held_back);
         }
         if ended {
             self.at_end_of_round(delivery.held_back);
         }
-        self.advance(delivery.now, delivery.in_flight);
+        self.settle();
+        if self.mode != Mode::Startup {
+            self.advance(delivery.now, delivery.in_flight);
+            self.settle();
+        }
     }
 
     fn handle_loss(&mut self, _now: Duration, _bytes: u64) {
@@ -190,24 +229,11 @@ impl Controller for RateBased {
     }
 
     fn window(&self) -> u64 {
-        let least = WINDOW_PACKETS_LEAST * self.packet;
-        if self.silent {
-            return least;
-        }
-        match self.path_bytes() {
-            // Twice the path: half of it covers acknowledgements that come late and in batches.
-            Some(path) => (path * 2 + WINDOW_PACKETS_SPARE * self.packet).max(least),
-            None => WINDOW_PACKETS_FIRST * self.packet,
-        }
+        if self.silent { self.window_least() } else { self.window }
     }
 
     fn pace(&self) -> Option<u64> {
-        // Before the path is known, the first window goes in a round trip whatever was seen so far.
-        let least = match self.mode {
-            Mode::Startup => (WINDOW_PACKETS_FIRST * self.packet) as f64 / self.round_trip_least.as_secs_f64(),
-            _ => PACE_LEAST as f64,
-        };
-        self.rate().map(|rate| (rate as f64 * self.gain()).max(least) as u64)
+        self.pace
     }
 }
 

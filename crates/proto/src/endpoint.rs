@@ -448,8 +448,8 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             }
         }
         for _ in 0..self.turns.len() {
-            self.turns.rotate_left(1);
-            let number = *self.turns.back()?;
+            let number = self.turns.pop_front()?;
+            self.turns.push_back(number);
             let Some(open) = self.sessions.get_mut(&number) else { continue };
             if let Some(transmit) = of_session(&mut open.session, open.peer, out) {
                 return Some((open.peer, transmit));

@@ -36,10 +36,15 @@ pub enum Kind {
 
 impl Kind {
     fn from_wire(kind: u8) -> Result<Kind, Malformed> {
-        [Kind::Hello, Kind::Welcome, Kind::Data, Kind::Ack, Kind::Probe, Kind::Close]
-            .into_iter()
-            .find(|known| *known as u8 == kind)
-            .ok_or(Malformed::UnknownKind { kind })
+        match kind {
+            1 => Ok(Kind::Hello),
+            2 => Ok(Kind::Welcome),
+            3 => Ok(Kind::Data),
+            4 => Ok(Kind::Ack),
+            5 => Ok(Kind::Probe),
+            6 => Ok(Kind::Close),
+            _ => Err(Malformed::UnknownKind { kind }),
+        }
     }
 }
 

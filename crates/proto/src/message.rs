@@ -133,7 +133,9 @@ pub(crate) struct OutMessage<S> {
     packets: u32,
     /// The next packet that was never sent.
     pub next: u32,
-    arrived: Vec<u64>,
+    /// One bit for each packet; those of the first 64 take no memory of their own.
+    arrived: u64,
+    arrived_later: Vec<u64>,
     awaited: u32,
 }
 
@@ -145,8 +147,19 @@ impl<S: Source> OutMessage<S> {
         let preface = Preface { total: total as u32, immediate, payload_token, control };
         let first = (segment - preface.bytes()).min(total);
         let packets = 1 + (total - first).div_ceil(segment) as u32;
-        let arrived = vec![0; packets.div_ceil(64) as usize];
-        OutMessage { token, preface, payload, receive, segment, packets, next: 0, arrived, awaited: packets }
+        let arrived_later = vec![0; packets.div_ceil(64) as usize - 1];
+        OutMessage {
+            token,
+            preface,
+            payload,
+            receive,
+            segment,
+            packets,
+            next: 0,
+            arrived: 0,
+            arrived_later,
+            awaited: packets,
+        }
     }
 
     pub(crate) fn all_sent(&self) -> bool {
@@ -158,19 +171,27 @@ impl<S: Source> OutMessage<S> {
     }
 
     pub(crate) fn has_arrived(&self, index: u32) -> bool {
-        self.arrived[(index / 64) as usize] & 1 << (index % 64) != 0
-    }
-
-    pub(crate) fn note_arrived(&mut self, index: u32) {
-        if !self.has_arrived(index) {
-            self.arrived[(index / 64) as usize] |= 1 << (index % 64);
-            self.awaited -= 1;
-        }
+        let word = match index / 64 {
+            0 => self.arrived,
+            later => self.arrived_later[later as usize - 1],
+        };
+        word & 1 << (index % 64) != 0
     }
 
     /// Packets `index` and `count - 1` further ones have arrived.
     pub(crate) fn note_run(&mut self, index: u32, count: u32) {
-        (index..index + count).for_each(|index| self.note_arrived(index));
+        let (mut from, end) = (index, index + count);
+        while from < end {
+            let until = end.min((from / 64 + 1) * 64);
+            let bits = (u64::MAX >> (64 - (until - from))) << (from % 64);
+            let word = match from / 64 {
+                0 => &mut self.arrived,
+                later => &mut self.arrived_later[later as usize - 1],
+            };
+            self.awaited -= (bits & !*word).count_ones();
+            *word |= bits;
+            from = until;
+        }
     }
 
     /// Packets that were never sent.

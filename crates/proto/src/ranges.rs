@@ -95,6 +95,11 @@ impl Ranges {
         }
     }
 
+    /// The highest range.
+    pub fn last(&self) -> Option<&Range<u64>> {
+        self.ranges.last()
+    }
+
     /// The ranges, lowest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Range<u64>> + ExactSizeIterator {
         self.ranges.iter()

@@ -5,51 +5,60 @@ use std::time::Duration;
 /// The round trip, estimated as RFC 9002 does (section 5).
 #[derive(Clone, Debug)]
 pub struct RoundTrip {
-    smoothed: Option<Duration>,
-    variation: Duration,
-    least: Duration,
-    latest: Duration,
+    /// Nanoseconds, all of them: they are reckoned with for each packet.
+    smoothed: u64,
+    variation: u64,
+    least: u64,
+    latest: u64,
+    measured: bool,
 }
 
 impl RoundTrip {
     /// Before anything was measured.
     pub fn new() -> RoundTrip {
-        RoundTrip { smoothed: None, variation: INITIAL / 2, least: Duration::MAX, latest: INITIAL }
+        RoundTrip {
+            smoothed: INITIAL_NS,
+            variation: INITIAL_NS / 2,
+            least: u64::MAX,
+            latest: INITIAL_NS,
+            measured: false,
+        }
     }
 
     /// A packet was acknowledged `sample` after it left; the peer says that it waited `delay` before
     /// it answered.
     pub fn update(&mut self, sample: Duration, delay: Duration) {
+        let (sample, delay) = (nanoseconds(sample), nanoseconds(delay));
         self.latest = sample;
         self.least = self.least.min(sample);
-        let Some(smoothed) = self.smoothed else {
-            (self.smoothed, self.variation) = (Some(sample), sample / 2);
+        if !self.measured {
+            (self.smoothed, self.variation, self.measured) = (sample, sample / 2, true);
             return;
-        };
+        }
         // A peer that overstates its delay cannot bring the estimate below what was really seen [W-45].
-        let adjusted = if sample >= self.least + delay { sample - delay } else { sample };
-        self.variation = (self.variation * 3 + smoothed.abs_diff(adjusted)) / 4;
-        self.smoothed = Some((smoothed * 7 + adjusted) / 8);
+        let adjusted = if sample >= self.least.saturating_add(delay) { sample - delay } else { sample };
+        self.variation = (self.variation * 3 + self.smoothed.abs_diff(adjusted)) / 4;
+        self.smoothed = (self.smoothed * 7 + adjusted) / 8;
     }
 
     /// The smoothed estimate.
     pub fn smoothed(&self) -> Duration {
-        self.smoothed.unwrap_or(INITIAL)
+        Duration::from_nanos(self.smoothed)
     }
 
     /// The least that was seen; none was before the first acknowledgement.
     pub fn least(&self) -> Option<Duration> {
-        self.smoothed.map(|_| self.least)
+        self.measured.then_some(Duration::from_nanos(self.least))
     }
 
     /// How long to wait for a sign of life of a packet before probing.
     pub fn probe_timeout(&self, delay_max: Duration) -> Duration {
-        self.smoothed() + (self.variation * 4).max(GRANULARITY) + delay_max
+        Duration::from_nanos(self.smoothed + (self.variation * 4).max(GRANULARITY_NS)) + delay_max
     }
 
     /// A packet is lost if one sent so much later was acknowledged.
     pub fn loss_delay(&self) -> Duration {
-        (self.latest.max(self.smoothed()) * 9 / 8).max(GRANULARITY)
+        Duration::from_nanos((self.latest.max(self.smoothed) * 9 / 8).max(GRANULARITY_NS))
     }
 }
 
@@ -59,10 +68,16 @@ impl Default for RoundTrip {
     }
 }
 
+/// At most a decade, so that a few of them can be added.
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_secs().min(DECADE_SECONDS) * 1_000_000_000 + u64::from(time.subsec_nanos())
+}
+
 /// Assumed before anything is known.
-const INITIAL: Duration = Duration::from_millis(100);
+const INITIAL_NS: u64 = 100_000_000;
 /// What timers and schedulers are good for.
-const GRANULARITY: Duration = Duration::from_millis(1);
+const GRANULARITY_NS: u64 = 1_000_000;
+const DECADE_SECONDS: u64 = 10 * 365 * 24 * 3600;
 
 #[cfg(test)]
 mod tests {
@@ -73,7 +88,7 @@ mod tests {
     #[test]
     fn it_settles_on_what_it_sees() {
         let mut trip = RoundTrip::new();
-        assert_eq!((trip.smoothed(), trip.least()), (INITIAL, None));
+        assert_eq!((trip.smoothed(), trip.least()), (Duration::from_nanos(INITIAL_NS), None));
         (0..100).for_each(|_| trip.update(10 * MS, Duration::ZERO));
         assert!(trip.smoothed().abs_diff(10 * MS) < MS && trip.probe_timeout(MS) < 13 * MS, "{trip:?}");
         (0..100).for_each(|_| trip.update(30 * MS, Duration::ZERO));

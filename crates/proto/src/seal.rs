@@ -230,6 +230,16 @@ impl Sealing {
         self.open_with(header, head, tag, Payload::Apart { payload, into })
     }
 
+    /// Verifies `packet` alone, in a session without keys: the payload is plain where it lies.
+    pub(crate) fn verify_plain(&mut self, header: &Header, packet: &[u8]) -> Result<(), OpenError> {
+        debug_assert!(!self.is_sealed(), "what is encrypted is opened");
+        if packet.len() != Header::BYTES + usize::from(header.length) {
+            return Err(wrong_length(header, packet));
+        }
+        let (head, payload) = packet.split_at(Header::BYTES);
+        self.open_with(header, &head[..TAG_AT], &head[TAG_AT..], Payload::Stays(payload))
+    }
+
     /// The same within the packet's own buffer: afterwards the payload is `packet[64..]`. When the
     /// packet does not verify, its payload is unspecified.
     pub fn open_in_place(&mut self, header: &Header, packet: &mut [u8]) -> Result<(), OpenError> {
@@ -521,6 +531,8 @@ impl PacketKey {
         match payload {
             Payload::Apart { payload, into } => self.key.open_separate_gather(nonce, aad, payload, tag, into).is_ok(),
             Payload::InPlace(payload) => self.key.open_in_place_separate_tag(nonce, aad, tag, payload).is_ok(),
+            // What is encrypted cannot stay as it is.
+            Payload::Stays(_) => false,
         }
     }
 }
@@ -529,6 +541,7 @@ impl PacketKey {
 enum Payload<'a> {
     Apart { payload: &'a [u8], into: &'a mut [u8] },
     InPlace(&'a mut [u8]),
+    Stays(&'a [u8]),
 }
 
 impl Payload<'_> {
@@ -536,6 +549,7 @@ impl Payload<'_> {
         match self {
             Payload::Apart { payload, .. } => payload,
             Payload::InPlace(payload) => payload,
+            Payload::Stays(payload) => payload,
         }
     }
 

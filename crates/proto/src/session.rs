@@ -246,6 +246,10 @@ struct ViState<S, T> {
     credit_told: u32,
     /// What was told may be lost.
     credit_untold: bool,
+    // What the session counts or lists of it, so that it need not look at each.
+    in_turns: bool,
+    is_blocked: bool,
+    has_news: bool,
 }
 
 impl<S: Source, T> ViState<S, T> {
@@ -253,9 +257,14 @@ impl<S: Source, T> ViState<S, T> {
         self.messages.get_mut(number.wrapping_sub(self.first_message) as usize)
     }
 
-    /// True if something of it can be sent now, as far as the peer's credit goes [W-40].
-    fn can_send(&self) -> bool {
-        !self.again.is_empty() || self.messages.get(self.sending).is_some_and(|message| self.has_credit(message))
+    /// Whether something of it can be sent now, as far as the peer's credit goes, and whether only that
+    /// credit is missing [W-40].
+    fn can_send_or_is_blocked(&self) -> (bool, bool) {
+        if !self.again.is_empty() {
+            return (true, false);
+        }
+        let next = self.messages.get(self.sending).map(|message| self.has_credit(message));
+        (next == Some(true), next == Some(false))
     }
 
     fn has_credit(&self, message: &OutMessage<S>) -> bool {
@@ -263,11 +272,6 @@ impl<S: Source, T> ViState<S, T> {
             || self.sends == Assurance::Unreliable
             || message.preface.payload_token.is_some()
             || self.credit.wrapping_sub(message.receive).wrapping_sub(1) < u32::MAX / 2
-    }
-
-    /// True if only the peer's credit is missing.
-    fn is_blocked(&self) -> bool {
-        self.again.is_empty() && self.messages.get(self.sending).is_some_and(|message| !self.has_credit(message))
     }
 
     fn credit_is_news(&self) -> bool {
@@ -352,6 +356,8 @@ pub struct Session<S, T> {
     number: u32,
     peer: Offer,
     config: SessionConfig,
+    /// A quarter of the time after which silence is death.
+    death_quarter: Duration,
     sealing: Sealing,
     state: State,
     /// Ordered, so that a run is the same each time.
@@ -360,8 +366,12 @@ pub struct Session<S, T> {
     early_credits: BTreeMap<u32, u32>,
     /// Numbers of VIs that were closed.
     closed: Ranges,
-    /// VIs that may have something to send, each in turn.
+    /// VIs that have something to send and credit for it, each in turn.
     turns: VecDeque<u32>,
+    /// How many VIs wait for nothing but credit.
+    blocked: usize,
+    /// How many VIs have credit that is news to the peer.
+    news: usize,
     ledger: Ledger,
     trip: RoundTrip,
     controller: Box<dyn Controller>,
@@ -369,6 +379,8 @@ pub struct Session<S, T> {
     room: Room,
     /// What ours takes.
     intake: Intake,
+    /// What the peer was told of it, and when.
+    intake_told: (Intake, Duration),
     delivered: u64,
     delivered_at: Duration,
     flight_began: Duration,
@@ -432,11 +444,14 @@ impl<S: Source, T: Sink> Session<S, T> {
             early_credits: BTreeMap::new(),
             closed: Ranges::new(),
             turns: VecDeque::new(),
+            blocked: 0,
+            news: 0,
             ledger: Ledger::default(),
             trip: RoundTrip::new(),
             controller: Box::new(RateBased::new(packet)),
             room: Room::new(packet),
             intake: Intake::default(),
+            intake_told: (Intake::default(), now),
             delivered: 0,
             delivered_at: now,
             flight_began: now,
@@ -470,6 +485,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             runs: Vec::new(),
             ack_taken: 0,
             stats: SessionStats::default(),
+            death_quarter: config.death / 4,
             config,
         }
     }
@@ -552,6 +568,9 @@ impl<S: Source, T: Sink> Session<S, T> {
             next_delivery: 0,
             credit_told: 0,
             credit_untold: false,
+            in_turns: false,
+            is_blocked: false,
+            has_news: false,
         };
         self.vis.insert(local, state);
         if let Some(credit) = self.early_credits.remove(&local) {
@@ -563,41 +582,30 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// Forgets a VI; everything outstanding on it comes back.
     pub fn close_vi(&mut self, local: u32) {
         self.flush_vi(local, Ending::ViClosed);
-        if self.vis.remove(&local).is_some() {
+        if let Some(state) = self.vis.remove(&local) {
+            self.turns.retain(|vi| *vi != local);
+            self.blocked -= usize::from(state.is_blocked);
+            self.news -= usize::from(state.has_news);
             self.closed.insert(u64::from(local)..u64::from(local) + 1, usize::MAX);
         }
     }
 
     /// Sends a message; nothing has left before [`Session::poll_transmit`]. Limits are refusals [W-32].
     pub fn post_send(&mut self, vi: u32, message: Outgoing<S>) -> Result<(), (Refusal, Outgoing<S>)> {
-        if let Err(refusal) = self.check_send(vi, &message) {
+        if let Err(refusal) = self.check_open() {
             return Err((refusal, message));
         }
+        let limit = self.config.message_bytes_max.min(self.peer.message_bytes_max);
         let Some(state) = self.vis.get_mut(&vi) else { return Err((Refusal::UnknownVi(vi), message)) };
+        if let Err(refusal) = check_send(&message, state.messages.len(), self.config.messages_max, limit) {
+            return Err((refusal, message));
+        }
         let receive = state.next_receive;
         if message.payload_token.is_none() {
             state.next_receive = receive.wrapping_add(1);
         }
         state.messages.push_back(OutMessage::new(message, receive, self.config.segment));
-        self.turns_for(vi);
-        Ok(())
-    }
-
-    fn check_send(&self, vi: u32, message: &Outgoing<S>) -> Result<(), Refusal> {
-        self.check_open()?;
-        let state = self.vis.get(&vi).ok_or(Refusal::UnknownVi(vi))?;
-        if state.messages.len() >= self.config.messages_max {
-            return Err(Refusal::Full { limit: self.config.messages_max });
-        }
-        let bytes = message.payload.as_ref().map_or(0, Source::total);
-        let limit = self.config.message_bytes_max.min(self.peer.message_bytes_max);
-        if bytes > limit as usize {
-            return Err(Refusal::TooLong { bytes, limit });
-        }
-        let limit = usize::from(CONTROL_BYTES_MAX);
-        if message.control.len() > limit {
-            return Err(Refusal::ControlTooLong { bytes: message.control.len(), limit });
-        }
+        line_up(vi, state, &mut self.turns, &mut self.blocked);
         Ok(())
     }
 
@@ -612,6 +620,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             return Err((Refusal::Full { limit }, place));
         }
         state.places.post(place);
+        count_news(state, &mut self.news);
         if state.credit_is_urgent() {
             self.acknowledge_now = true;
         } else {
@@ -689,11 +698,15 @@ impl<S: Source, T: Sink> Session<S, T> {
             return None;
         }
         let death = self.last_heard + self.config.death;
-        let alive = self.last_sent.max(self.last_heard) + self.config.death / 4;
-        let paced = (self.has_data() && self.has_window()).then_some(self.next_send);
-        let by = [self.acknowledge_by, self.lost_by, self.probe_by, self.close_by, self.ask_by];
-        let timers = by.into_iter().chain([Some(death), Some(alive), paced]);
-        timers.flatten().min()
+        let alive = self.last_sent.max(self.last_heard) + self.death_quarter;
+        let mut by = death.min(alive);
+        for timer in [self.acknowledge_by, self.lost_by, self.probe_by, self.close_by, self.ask_by] {
+            by = timer.map_or(by, |timer| timer.min(by));
+        }
+        if self.has_data() && self.has_window() {
+            by = by.min(self.next_send);
+        }
+        Some(by)
     }
 
     /// Time has passed.
@@ -714,7 +727,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.ask_for_credit(now);
         }
         // [W-52]
-        if now >= self.last_sent.max(self.last_heard) + self.config.death / 4 {
+        if now >= self.last_sent.max(self.last_heard) + self.death_quarter {
             self.probe_wanted = true;
         }
         if self.acknowledge_by.is_some_and(|by| by <= now) {
@@ -756,8 +769,12 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     fn set_probe_timer(&mut self, now: Duration) {
-        let timeout = self.trip.probe_timeout(self.config.acknowledge_delay) * (1 << self.probes.min(10));
-        self.probe_by = (!self.ledger.is_empty()).then_some(now + timeout.min(self.config.death / 4));
+        self.probe_by = None;
+        if !self.ledger.is_empty() {
+            let timeout = self.trip.probe_timeout(self.config.acknowledge_delay);
+            let timeout = if self.probes == 0 { timeout } else { timeout * (1 << self.probes.min(10)) };
+            self.probe_by = Some(now + timeout.min(self.death_quarter));
+        }
     }
 
     fn send_again(&mut self, vi: u32, message: u32, index: u32) {
@@ -765,11 +782,12 @@ impl<S: Source, T: Sink> Session<S, T> {
         if state.message(message).is_none_or(|message| message.has_arrived(index)) {
             // It arrived in another packet; but this one may have carried news of credit.
             state.credit_untold = true;
+            count_news(state, &mut self.news);
             self.acknowledge_after(self.last_run);
             return;
         }
         state.again.push_back((message, index));
-        self.turns_for(vi);
+        line_up(vi, state, &mut self.turns, &mut self.blocked);
     }
 
     fn detect_lost(&mut self, now: Duration) {
@@ -797,18 +815,15 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// [W-39]
     fn tell_credit_again(&mut self) {
-        self.vis.values_mut().for_each(|state| state.credit_untold = true);
+        for state in self.vis.values_mut() {
+            state.credit_untold = true;
+            count_news(state, &mut self.news);
+        }
         self.acknowledge_now = true;
     }
 
-    fn turns_for(&mut self, vi: u32) {
-        if !self.turns.contains(&vi) {
-            self.turns.push_back(vi);
-        }
-    }
-
     fn has_data(&self) -> bool {
-        self.turns.iter().any(|vi| self.vis.get(vi).is_some_and(ViState::can_send))
+        !self.turns.is_empty()
     }
 
     fn has_window(&self) -> bool {
@@ -869,7 +884,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         let begin = out.len();
         // An acknowledgement on its own comes first: the peer may be waiting for it.
-        if self.acknowledge_now && (self.received.len() > 1 || !self.can_send_now(now) || self.credit_is_due()) {
+        if self.acknowledge_now && (self.received.len() > 1 || !self.can_send_now(now) || self.has_more_to_tell(now)) {
             self.write_acknowledgement(now, out)?;
             return Some(out.len() - begin);
         }
@@ -905,8 +920,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// Credit is news that can be missed: it may have come before the VI was open here. Whoever waits for
     /// it asks, less and less often.
     fn note_blocked(&mut self, now: Duration) {
-        let blocked = self.vis.values().any(ViState::is_blocked);
-        match (blocked, self.ask_by) {
+        match (self.blocked > 0, self.ask_by) {
             (true, None) => self.ask_by = Some(now + self.ask_after),
             (false, Some(_)) => (self.ask_by, self.ask_after) = (None, ASK_AFTER),
             _ => {}
@@ -914,7 +928,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     fn ask_for_credit(&mut self, now: Duration) {
-        let blocked = self.vis.values().filter(|state| state.is_blocked()).map(|state| state.remote);
+        let blocked = self.vis.values().filter(|state| state.is_blocked).map(|state| state.remote);
         self.asking = blocked.take(CREDITS_TOLD).collect();
         self.ask_after = (self.ask_after * 2).min(self.config.death / 4);
         self.ask_by = (!self.asking.is_empty()).then_some(now + self.ask_after);
@@ -929,8 +943,13 @@ impl<S: Source, T: Sink> Session<S, T> {
         (self.is_probing() || self.has_window() && self.next_send <= now) && self.has_data()
     }
 
-    fn credit_is_due(&self) -> bool {
-        self.vis.values().any(ViState::credit_is_news)
+    /// True if there is more to tell than the next data packet does: credit of other VIs than its own, or
+    /// what this side can take in.
+    fn has_more_to_tell(&self, now: Duration) -> bool {
+        let first_tells = || self.turns.front().and_then(|vi| self.vis.get(vi)).is_some_and(|state| state.has_news);
+        let intake_is_news = self.intake.buffer != 0
+            && (self.intake != self.intake_told.0 || now.saturating_sub(self.intake_told.1) >= INTAKE_EVERY);
+        intake_is_news || self.news > 1 || self.news == 1 && !first_tells()
     }
 
     /// Writes data packets, up to `segments` and as far as the window goes; how many bytes they are, or
@@ -952,8 +971,11 @@ impl<S: Source, T: Sink> Session<S, T> {
             let Some(vi) = self.turns.pop_front() else { break };
             // VIs take turns, a packet each; one that is alone goes on.
             let limit = if self.turns.is_empty() { left } else { 1 };
-            let Some(run) = self.vis.get_mut(&vi).and_then(|state| next_run(state, limit as u32)) else { continue };
-            self.turns.push_back(vi);
+            let Some(state) = self.vis.get_mut(&vi) else { continue };
+            state.in_turns = false;
+            let run = next_run(state, limit as u32);
+            line_up(vi, state, &mut self.turns, &mut self.blocked);
+            let Some(run) = run else { continue };
             // What is woven is a pulse of its own.
             let woven = weave && bytes == 0 && self.can_weave(vi, &run);
             let written = self.write_run(vi, &run, woven, out);
@@ -994,11 +1016,12 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// Writes packets of one message, or their heads alone; how many bytes they are together. None are
     /// written if the session ends.
     fn write_run(&mut self, vi: u32, run: &NextRun, woven: bool, out: &mut Vec<u8>) -> usize {
-        let ack = self.piggyback();
+        let ack = self.piggyback(run.tells);
         let (window, full) = (self.window(), self.packet_bytes() as u64);
         let Some(state) = self.vis.get_mut(&vi) else { return 0 };
         let credit = state.places.credit();
         (state.credit_told, state.credit_untold) = (credit, false);
+        count_news(state, &mut self.news);
         let (remote, assurance) = (state.remote, state.sends);
         let Some(message) = state.message(run.message) else { return 0 };
         let mut flags = HeaderFlags::default();
@@ -1056,20 +1079,9 @@ impl<S: Source, T: Sink> Session<S, T> {
         total
     }
 
-    /// Tells of messages that are complete, in order, though a later one may be complete before: an
-    /// unreliable one when it has left [W-49], any other when it has arrived.
     fn complete_sends(&mut self, vi: u32) {
-        let Some(state) = self.vis.get_mut(&vi) else { return };
-        let is_complete = match state.sends {
-            Assurance::Unreliable => OutMessage::all_sent,
-            Assurance::Reliable => OutMessage::all_arrived,
-        };
-        while state.messages.front().is_some_and(is_complete) {
-            let Some(message) = state.messages.pop_front() else { break };
-            state.first_message = state.first_message.wrapping_add(1);
-            state.sending = state.sending.saturating_sub(1);
-            self.stats.messages_sent += 1;
-            self.events.push_back(Event::Sent { vi, token: message.token, payload: message.payload, status: Ok(()) });
+        if let Some(state) = self.vis.get_mut(&vi) {
+            complete_sends(vi, state, &mut self.events, &mut self.stats);
         }
     }
 
@@ -1086,18 +1098,19 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     fn bare_header(&mut self, kind: Kind) -> Header {
         let (session, number) = (self.peer.session, self.ledger.next_number());
-        Header { session, number, ack: self.piggyback(), ..Header::new(kind) }
+        Header { session, number, ack: self.piggyback(false), ..Header::new(kind) }
     }
 
     /// The range that was received last, in eight bytes: its end, and how long it is. If that is all
-    /// there is to say, no further acknowledgement is needed.
-    fn piggyback(&mut self) -> u64 {
-        let Some(last) = self.received.iter().next_back().cloned() else { return 0 };
+    /// there is to say, no further acknowledgement is needed. Its packet `tells` the credit of a VI that has
+    /// news, or of none.
+    fn piggyback(&mut self, tells: bool) -> u64 {
+        let Some(last) = self.received.last() else { return 0 };
         let run = (last.end - last.start).min(RUN_MAX);
         if self.received.len() == 1 && last.end - last.start <= RUN_MAX {
             self.unacknowledged = 0;
             // News of credit on other VIs still has to be told.
-            if !self.credit_is_due() {
+            if self.news == usize::from(tells) {
                 self.acknowledge_by = None;
                 self.acknowledge_now = false;
             }
@@ -1120,18 +1133,20 @@ impl<S: Source, T: Sink> Session<S, T> {
             out.extend_from_slice(&range.start.to_le_bytes());
             out.extend_from_slice(&((range.end - range.start).min(u64::from(u32::MAX)) as u32).to_le_bytes());
         }
-        let news: Vec<u32> =
-            self.vis.iter().filter(|(_, state)| state.credit_is_news()).map(|(vi, _)| *vi).take(CREDITS_TOLD).collect();
-        let has_news = !news.is_empty();
-        out.push(news.len() as u8);
-        for vi in news {
-            let Some(state) = self.vis.get_mut(&vi) else { continue };
-            (state.credit_told, state.credit_untold) = (state.places.credit(), false);
-            out.extend_from_slice(&state.remote.to_le_bytes());
-            out.extend_from_slice(&state.credit_told.to_le_bytes());
+        let told = self.news.min(CREDITS_TOLD);
+        let has_news = told > 0;
+        out.push(told as u8);
+        if has_news {
+            for state in self.vis.values_mut().filter(|state| state.has_news).take(told) {
+                (state.credit_told, state.credit_untold) = (state.places.credit(), false);
+                count_news(state, &mut self.news);
+                out.extend_from_slice(&state.remote.to_le_bytes());
+                out.extend_from_slice(&state.credit_told.to_le_bytes());
+            }
         }
         // More than one packet tells.
-        self.acknowledge_now = has_news && self.credit_is_due();
+        self.acknowledge_now = self.news > 0;
+        self.intake_told = (self.intake, now);
         let mut header = self.bare_header(Kind::Ack);
         header.length = (out.len() - begin - Header::BYTES) as u16;
         (header.message, header.offset) = (self.intake.overruns, self.intake.buffer);
@@ -1228,12 +1243,12 @@ impl<S: Source, T: Sink> Session<S, T> {
             Some(result) => result.map(|()| true),
             None => Ok(false),
         };
-        let opened = continued.and_then(|done| if done { Ok(None) } else { self.open(&header, packet).map(Some) });
-        let landed = opened.inspect_err(|_| self.stats.forged += 1)?;
+        let opened = continued.and_then(|done| if done { Ok(Opened::Taken) } else { self.open(&header, packet) });
+        let opened = opened.inspect_err(|_| self.stats.forged += 1)?;
         self.last_run = self.last_run.max(now);
         self.stats.packets_received += 1;
         let taken = match header.kind {
-            Kind::Data => landed.is_none_or(|landed| self.take_data(&header, landed)),
+            Kind::Data => self.take_opened(&header, opened, packet),
             Kind::Ack => {
                 // One that comes late tells what was.
                 if self.window.highest().is_none_or(|highest| header.number > highest) {
@@ -1291,26 +1306,93 @@ impl<S: Source, T: Sink> Session<S, T> {
         Some(Ok(()))
     }
 
-    /// Verifies the packet. Payload that is expected lands in its place at once; true then. Everything
-    /// else is in `scratch` afterwards [W-33].
-    fn open(&mut self, header: &Header, packet: &[u8]) -> Result<bool, Dropped> {
+    /// Verifies the packet. Payload that is expected lands in its place at once [W-33].
+    fn open(&mut self, header: &Header, packet: &[u8]) -> Result<Opened, Dropped> {
         let range = u64::from(header.offset)..u64::from(header.offset) + u64::from(header.length);
         let plain = header.kind == Kind::Data && !header.flags.has(HeaderFlags::FIRST);
         let target = match plain {
             true => self.vis.get_mut(&header.vi).and_then(|state| landing_place(state, header, &range)),
             false => None,
         };
-        match target {
-            Some(target) => self.sealing.open(header, packet, target).map(|()| true).map_err(|_| Dropped::Forged),
+        let (verified, opened) = match target {
+            Some(target) => (self.sealing.open(header, packet, target), Opened::Landed),
+            None if header.kind == Kind::Data && !self.sealing.is_sealed() => {
+                (self.sealing.verify_plain(header, packet), Opened::InPacket)
+            }
             None => {
                 self.scratch.resize(usize::from(header.length), 0);
-                self.sealing.open(header, packet, &mut self.scratch).map(|()| false).map_err(|_| Dropped::Forged)
+                (self.sealing.open(header, packet, &mut self.scratch), Opened::InScratch)
+            }
+        };
+        verified.map(|()| opened).map_err(|_| Dropped::Forged)
+    }
+
+    /// A data packet that is authentic; false if there is no place for it now [W-34].
+    fn take_opened(&mut self, header: &Header, opened: Opened, packet: &[u8]) -> bool {
+        match opened {
+            Opened::Taken => true,
+            Opened::Landed => self.take_data(header, true, &[]),
+            Opened::InPacket => {
+                let payload = &packet[Header::BYTES..];
+                self.take_whole(header, payload) || self.take_data(header, false, payload)
+            }
+            Opened::InScratch => {
+                let payload = std::mem::take(&mut self.scratch);
+                let taken = self.take_whole(header, &payload) || self.take_data(header, false, &payload);
+                self.scratch = payload;
+                taken
             }
         }
     }
 
-    /// A data packet that is authentic; false if there is no place for it now [W-34].
-    fn take_data(&mut self, header: &Header, landed: bool) -> bool {
+    /// The short way of a message that is one packet, comes in order, and fits the receive that it is for.
+    /// False, and nothing has changed, if it has to go the long way.
+    fn take_whole(&mut self, header: &Header, payload: &[u8]) -> bool {
+        let of_interest =
+            HeaderFlags::FIRST.with(HeaderFlags::LAST).with(HeaderFlags::TOKEN).with(HeaderFlags::UNRELIABLE);
+        if header.flags.bits() & of_interest.bits() != HeaderFlags::FIRST.with(HeaderFlags::LAST).bits() {
+            return false;
+        }
+        let Some(state) = self.vis.get_mut(&header.vi) else { return false };
+        let next = header.message == state.next_delivery && header.offset == 0;
+        if !next || state.receives == Assurance::Unreliable {
+            return false;
+        }
+        if !state.arriving.is_empty() && state.arriving.contains_key(&header.message) {
+            return false;
+        }
+        let Some((preface, data)) = Preface::parse(payload, false, usize::from(header.control)) else { return false };
+        let Some(place) = state.places.peek(header.receive) else { return false };
+        let whole = preface.total as usize == data.len() && preface.total <= self.config.message_bytes_max;
+        if !whole || data.len() > capacity(place) {
+            return false;
+        }
+        let Some(mut place) = state.places.take(header.receive) else { return false };
+        if let Some(target) = place.target.as_mut() {
+            target.write(0, data);
+            target.prepare(data.len());
+        }
+        state.next_delivery = state.next_delivery.wrapping_add(1);
+        let more = !state.arriving.is_empty();
+        self.stats.messages_received += 1;
+        self.events.push_back(Event::Received {
+            vi: header.vi,
+            token: place.token,
+            target: place.target,
+            length: data.len(),
+            immediate: preface.immediate,
+            control: preface.control,
+            payload_token: None,
+            status: Ok(()),
+        });
+        if more {
+            self.deliver(header.vi);
+        }
+        true
+    }
+
+    /// Data whose payload has `landed`, or else is `payload`.
+    fn take_data(&mut self, header: &Header, landed: bool, payload: &[u8]) -> bool {
         let Some(state) = self.vis.get_mut(&header.vi) else {
             // A VI that is closed takes nothing, and wants nothing sent again. One that is not open yet
             // will be, perhaps.
@@ -1329,7 +1411,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         let first = header.flags.has(HeaderFlags::FIRST);
         let has_token = header.flags.has(HeaderFlags::TOKEN);
         let preface = match first {
-            true => match Preface::parse(&self.scratch, has_token, usize::from(header.control)) {
+            true => match Preface::parse(payload, has_token, usize::from(header.control)) {
                 Some((preface, _)) if preface.total <= self.config.message_bytes_max => Some(preface),
                 // An authentic packet that makes no sense: its sender is not one of ours.
                 _ => return true,
@@ -1355,7 +1437,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         let Some(message) = state.arriving.get_mut(&header.message) else { return false };
         let from = u64::from(header.offset);
         let data_bytes = match &preface {
-            Some(preface) => self.scratch.len() - preface.bytes(),
+            Some(preface) => payload.len() - preface.bytes(),
             None => usize::from(header.length),
         };
         let range = from..from + data_bytes as u64;
@@ -1366,7 +1448,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             && message.landed.is_free(&range)
             && let Some(target) = message.place.as_mut().and_then(|place| place.target.as_mut())
         {
-            let data = &self.scratch[self.scratch.len() - data_bytes..];
+            let data = &payload[payload.len() - data_bytes..];
             target.write(range.start as usize, data);
         }
         let holes_max = if message.place.is_some() { self.config.holes_max } else { HOLES_WITHOUT_PLACE };
@@ -1440,6 +1522,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             // Somebody waits for credit on this VI, and may have missed the news.
             if let Some(state) = self.vis.get_mut(&header.vi) {
                 state.credit_untold = true;
+                count_news(state, &mut self.news);
             }
         }
         if header.kind == Kind::Ack && !header.flags.has(HeaderFlags::ACKNOWLEDGE) {
@@ -1497,11 +1580,9 @@ impl<S: Source, T: Sink> Session<S, T> {
             return;
         };
         // Credit only grows; an older packet says less [W-41].
-        if credit.wrapping_sub(state.credit) <= u32::MAX / 2 {
+        if credit != state.credit && credit.wrapping_sub(state.credit) <= u32::MAX / 2 {
             state.credit = credit;
-            if state.can_send() {
-                self.turns_for(vi);
-            }
+            line_up(vi, state, &mut self.turns, &mut self.blocked);
         }
     }
 
@@ -1518,6 +1599,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         if let Some(departure) = latest {
             self.probes = 0;
             self.probe_by = None;
+            if self.ledger.is_empty() {
+                // All of it is acknowledged: there is nothing to ask for.
+                self.unasked = 0;
+            }
             self.trip.update(now.saturating_sub(departure.sent_at), delay.min(self.config.death));
             self.delivered += bytes;
             self.delivered_at = now;
@@ -1559,7 +1644,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         let Some(state) = self.vis.get_mut(&vi) else { return };
         let Some(sent) = state.message(message) else { return };
         sent.note_run(index, count);
-        self.complete_sends(vi);
+        complete_sends(vi, state, &mut self.events, &mut self.stats);
     }
 
     // ── The end ──────────────────────────────────────────────────────────────────────────────────
@@ -1616,6 +1701,18 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 }
 
+/// Where the payload of a packet is that was found to be authentic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opened {
+    /// In its place, and noted there.
+    Taken,
+    /// In its place.
+    Landed,
+    /// Where it was: nothing is encrypted.
+    InPacket,
+    InScratch,
+}
+
 /// Packets of one message that leave one after the other.
 struct NextRun {
     message: u32,
@@ -1623,13 +1720,59 @@ struct NextRun {
     count: u32,
     /// They were sent before.
     again: bool,
+    /// The credit of their VI is news.
+    tells: bool,
+}
+
+/// A VI gets its turn if it can send, and is counted if only credit is missing. Called whenever one of that
+/// may have changed.
+fn line_up<S: Source, T>(vi: u32, state: &mut ViState<S, T>, turns: &mut VecDeque<u32>, blocked: &mut usize) {
+    let (can_send, is_blocked) = state.can_send_or_is_blocked();
+    if can_send && !state.in_turns {
+        state.in_turns = true;
+        turns.push_back(vi);
+    }
+    if is_blocked != state.is_blocked {
+        state.is_blocked = is_blocked;
+        *blocked = if is_blocked { *blocked + 1 } else { *blocked - 1 };
+    }
+}
+
+/// A VI whose credit is news is counted. Called whenever that may have changed.
+fn count_news<S: Source, T>(state: &mut ViState<S, T>, news: &mut usize) {
+    let has_news = state.credit_is_news();
+    if has_news != state.has_news {
+        state.has_news = has_news;
+        *news = if has_news { *news + 1 } else { *news - 1 };
+    }
+}
+
+/// Whether a message may be sent on a VI with so many already.
+fn check_send<S: Source>(
+    message: &Outgoing<S>,
+    messages: usize,
+    messages_max: usize,
+    limit: u32,
+) -> Result<(), Refusal> {
+    if messages >= messages_max {
+        return Err(Refusal::Full { limit: messages_max });
+    }
+    let bytes = message.payload.as_ref().map_or(0, Source::total);
+    if bytes > limit as usize {
+        return Err(Refusal::TooLong { bytes, limit });
+    }
+    let limit = usize::from(CONTROL_BYTES_MAX);
+    if message.control.len() > limit {
+        return Err(Refusal::ControlTooLong { bytes: message.control.len(), limit });
+    }
+    Ok(())
 }
 
 /// The next packets of a VI, at most `limit`: something lost first, then something new.
 fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32) -> Option<NextRun> {
     while let Some((message, index)) = state.again.pop_front() {
         if state.message(message).is_some_and(|message| !message.has_arrived(index)) {
-            return Some(NextRun { message, index, count: 1, again: true });
+            return Some(NextRun { message, index, count: 1, again: true, tells: state.has_news });
         }
     }
     let position = state.sending;
@@ -1644,7 +1787,28 @@ fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32) -> Option<NextR
     if message.all_sent() {
         state.sending += 1;
     }
-    Some(NextRun { message: number, index, count, again: false })
+    Some(NextRun { message: number, index, count, again: false, tells: state.has_news })
+}
+
+/// Tells of messages that are complete, in order, though a later one may be complete before: an
+/// unreliable one when it has left [W-49], any other when it has arrived.
+fn complete_sends<S: Source, T>(
+    vi: u32,
+    state: &mut ViState<S, T>,
+    events: &mut VecDeque<Event<S, T>>,
+    stats: &mut SessionStats,
+) {
+    let is_complete = match state.sends {
+        Assurance::Unreliable => OutMessage::all_sent,
+        Assurance::Reliable => OutMessage::all_arrived,
+    };
+    while state.messages.front().is_some_and(is_complete) {
+        let Some(message) = state.messages.pop_front() else { break };
+        state.first_message = state.first_message.wrapping_add(1);
+        state.sending = state.sending.saturating_sub(1);
+        stats.messages_sent += 1;
+        events.push_back(Event::Sent { vi, token: message.token, payload: message.payload, status: Ok(()) });
+    }
 }
 
 /// The bytes of a message that packets of it carry.
@@ -1807,6 +1971,8 @@ const WEAVE_PACKETS_LEAST: u32 = 16;
 /// A first packet has room for preface and control bytes.
 const SEGMENT_BYTES_LEAST: usize = 256;
 const SEGMENT_BYTES_MOST: usize = 60_000;
+/// How often the peer is told what this side can take in, though acknowledgements go with data.
+const INTAKE_EVERY: Duration = Duration::from_millis(20);
 const ASK_AFTER: Duration = Duration::from_millis(50);
 /// Messages of a VI that may arrive before an earlier one is complete.
 const MESSAGES_AHEAD: usize = 4096;
