@@ -435,17 +435,10 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             return None;
         }
         self.all_told = false;
-        for greeting in self.greetings.values_mut() {
-            if std::mem::take(&mut greeting.due) {
-                out.extend_from_slice(&greeting.hello);
-                return Some((greeting.to, Transmit::Written(greeting.hello.len())));
-            }
-        }
-        for half in &mut self.half_open {
-            if std::mem::take(&mut half.due) {
-                out.extend_from_slice(&half.welcome);
-                return Some((half.from, Transmit::Written(half.welcome.len())));
-            }
+        if self.pending() > 0
+            && let Some((to, bytes)) = self.write_greeting(out)
+        {
+            return Some((to, Transmit::Written(bytes)));
         }
         for _ in 0..self.turns.len() {
             let number = self.turns.pop_front()?;
@@ -459,15 +452,28 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         None
     }
 
+    /// Appends a hello or a welcome that is due: where it goes, and its length.
+    fn write_greeting(&mut self, out: &mut Vec<u8>) -> Option<(SocketAddr, usize)> {
+        let hellos = self.greetings.values_mut().map(|greeting| (&mut greeting.due, greeting.to, &greeting.hello));
+        let welcomes = self.half_open.iter_mut().map(|half| (&mut half.due, half.from, &half.welcome));
+        let (due, to, packet) = hellos.chain(welcomes).find(|(due, ..)| **due)?;
+        *due = false;
+        out.extend_from_slice(packet);
+        Some((to, packet.len()))
+    }
+
     /// When [`Endpoint::handle_timeout`] is to be called next.
     pub fn poll_timeout(&self) -> Option<Duration> {
         if self.at_rest { self.deadline } else { self.next_deadline() }
     }
 
     fn next_deadline(&self) -> Option<Duration> {
+        let sessions = self.sessions.values().filter_map(|open| open.session.poll_timeout()).min();
+        if self.pending() == 0 {
+            return sessions;
+        }
         let greetings = self.greetings.values().map(|greeting| greeting.again_at);
         let half_open = self.half_open.iter().map(|half| half.since + self.config.half_open_for);
-        let sessions = self.sessions.values().filter_map(|open| open.session.poll_timeout());
         greetings.chain(half_open).chain(sessions).min()
     }
 

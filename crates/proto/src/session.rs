@@ -882,6 +882,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         if self.ended().is_some() {
             return None;
         }
+        if self.has_nothing_to_send() {
+            self.note_blocked(now);
+            return None;
+        }
         let begin = out.len();
         // An acknowledgement on its own comes first: the peer may be waiting for it.
         if self.acknowledge_now && (self.received.len() > 1 || !self.can_send_now(now) || self.has_more_to_tell(now)) {
@@ -915,6 +919,11 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         self.note_blocked(now);
         None
+    }
+
+    fn has_nothing_to_send(&self) -> bool {
+        let asked = self.acknowledge_now || self.probe_wanted || !self.asking.is_empty();
+        self.turns.is_empty() && !asked && self.state != State::Closing
     }
 
     /// Credit is news that can be missed: it may have come before the VI was open here. Whoever waits for
@@ -1000,7 +1009,7 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// True if the payload of these packets can stay where it is until they have gone.
     fn can_weave(&mut self, vi: u32, run: &NextRun) -> bool {
-        if self.sealing.is_sealed() || run.count < WEAVE_PACKETS_LEAST {
+        if run.count < WEAVE_PACKETS_LEAST || self.sealing.is_sealed() {
             return false;
         }
         let Some(state) = self.vis.get_mut(&vi).filter(|state| state.sends == Assurance::Reliable) else {
@@ -1874,12 +1883,13 @@ fn write_packet<S: Source>(
         sealing.seal_from(&mut out[begin..], piece).ok()?;
         return Some(out.len() - begin);
     }
-    out.resize(begin + Header::BYTES, 0);
+    out.extend_from_slice(&[0; Header::BYTES]);
     message.write(index, out);
-    header.length = (out.len() - begin - Header::BYTES) as u16;
-    header.write(&mut out[begin..]);
-    sealing.seal(&mut out[begin..]).ok()?;
-    Some(out.len() - begin)
+    let packet = &mut out[begin..];
+    header.length = (packet.len() - Header::BYTES) as u16;
+    header.write(packet);
+    sealing.seal(packet).ok()?;
+    Some(packet.len())
 }
 
 /// Where the payload of a packet that is not the first of its message goes, if that is known and free.
