@@ -146,8 +146,8 @@ impl<S: Source> OutMessage<S> {
         let Outgoing { token, control, immediate, payload_token, payload } = message;
         let preface = Preface { total: total as u32, immediate, payload_token, control };
         let first = (segment - preface.bytes()).min(total);
-        let packets = 1 + (total - first).div_ceil(segment) as u32;
-        let arrived_later = vec![0; packets.div_ceil(64) as usize - 1];
+        let packets = if first == total { 1 } else { 1 + (total - first).div_ceil(segment) as u32 };
+        let arrived_later = if packets <= 64 { Vec::new() } else { vec![0; packets.div_ceil(64) as usize - 1] };
         OutMessage {
             token,
             preface,

@@ -1027,6 +1027,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     fn write_run(&mut self, vi: u32, run: &NextRun, woven: bool, out: &mut Vec<u8>) -> usize {
         let ack = self.piggyback(run.tells);
         let (window, full) = (self.window(), self.packet_bytes() as u64);
+        let asks = if window < self.room.bytes() { ASKS_A_WINDOW } else { ASKS_A_ROOM };
         let Some(state) = self.vis.get_mut(&vi) else { return 0 };
         let credit = state.places.credit();
         (state.credit_told, state.credit_untold) = (credit, false);
@@ -1057,7 +1058,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         };
         let (mut total, begin) = (0, out.len());
         self.unasked += run.count;
-        let ask = u64::from(self.unasked) * full >= window / ASKS_A_WINDOW;
+        let ask = u64::from(self.unasked) * full >= window / asks;
         for index in run.index..run.index + run.count {
             let begin = out.len();
             header.number = self.ledger.next_number();
@@ -1974,8 +1975,10 @@ const FORGET_EVERY: u64 = 64;
 /// Packet numbers are below this: with the length of a run they fill a word.
 const NUMBERS: u64 = 1 << 48;
 const HOLES_WITHOUT_PLACE: usize = 64;
-/// How often a sender asks for an acknowledgement while a window leaves.
-const ASKS_A_WINDOW: u64 = 3;
+/// How often a sender asks for an acknowledgement while a window leaves: that is wider than the path.
+const ASKS_A_WINDOW: u64 = 2;
+/// And while the peer's buffer is the limit, which may be narrower.
+const ASKS_A_ROOM: u64 = 3;
 /// Fewer are copied: then one system call can take several messages.
 const WEAVE_PACKETS_LEAST: u32 = 16;
 /// A first packet has room for preface and control bytes.
