@@ -354,6 +354,25 @@ mod tests {
     }
 
     #[test]
+    fn what_arrives_twice_is_counted_once_across_words() {
+        let outgoing = Outgoing {
+            token: 1,
+            control: vec![],
+            immediate: 0,
+            payload_token: None,
+            payload: Some(vec![0; 199 * 256]),
+        };
+        let mut message = OutMessage::new(outgoing, 0, 256);
+        assert_eq!(message.packets, 200);
+        for (index, count, awaited) in [(60, 10, 190), (0, 64, 130), (63, 66, 71), (191, 9, 62), (0, 200, 0)] {
+            message.note_run(index, count);
+            assert!((index..index + count).all(|index| message.has_arrived(index)));
+            assert_eq!(message.awaited, awaited, "after {count} from {index}");
+        }
+        assert!(message.all_arrived());
+    }
+
+    #[test]
     fn receives_are_taken_in_any_order_and_credit_only_grows() {
         let mut places = Places::<Vec<u8>>::new();
         (0..4).for_each(|token| places.post(Incoming { token, target: None }));

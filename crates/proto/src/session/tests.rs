@@ -34,6 +34,21 @@ struct World {
     packets: u64,
 }
 
+/// What is counted of VIs is what looking at each of them tells.
+fn check_counts(side: &Side) {
+    if side.ended().is_some() {
+        return;
+    }
+    let states = || side.vis.values();
+    assert_eq!(side.blocked, states().filter(|state| state.can_send_or_is_blocked().1).count());
+    assert_eq!(side.news, states().filter(|state| state.credit_is_news()).count());
+    for (vi, state) in &side.vis {
+        let turns = side.turns.iter().filter(|turn| *turn == vi).count();
+        assert_eq!(turns, usize::from(state.in_turns), "VI {vi}");
+        assert!(state.in_turns || !state.can_send_or_is_blocked().0, "VI {vi} can send and has no turn");
+    }
+}
+
 fn offer(session: u32) -> Offer {
     Offer { session, message_bytes_max: 64 << 20, death_ms: 10_000, incarnation: u64::from(session) }
 }
@@ -104,6 +119,7 @@ impl World {
     }
 
     fn pump(&mut self) {
+        self.sides.iter().for_each(check_counts);
         for from in 0..2 {
             let mut out = Vec::new();
             while let Some(segment) = self.sides[from].poll_transmit(self.now, 16, &mut out) {
@@ -261,6 +277,24 @@ fn a_message_arrives_and_both_are_told() {
     let Event::Received { token, target: Some(target), length, immediate, .. } = &world.events[1][0] else { panic!() };
     assert_eq!((*token, &target[..*length], *immediate), (9, &b"hello"[..], 5));
     assert!(world.now < Duration::from_millis(10), "it took {:?}", world.now);
+}
+
+#[test]
+fn question_and_answer_are_one_packet_each() {
+    let mut world = World::fine(1);
+    world.sides.iter_mut().for_each(|side| (0..9).for_each(|n| side.post_receive(1, place(n, 64)).unwrap()));
+    world.run(Duration::from_millis(20), |_| false);
+    let before = world.packets;
+    for round in 0..500 {
+        for from in 0..2 {
+            world.sides[from].post_send(1, send(round, vec![1; 4])).unwrap();
+            let events = world.events[1 - from].len();
+            let arrived = world.run(Duration::from_millis(1), |world| received(&world.events[1 - from][events..]) == 1);
+            assert!(arrived, "message {round} of side {from}");
+            world.sides[1 - from].post_receive(1, place(round, 64)).unwrap();
+        }
+    }
+    assert_eq!(world.packets - before, 1000);
 }
 
 #[test]
