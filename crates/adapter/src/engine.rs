@@ -172,6 +172,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             };
             match sent {
                 Ok(0) => return false,
+                Ok(sent) if sent == self.bursts.len() => self.bursts.clear(),
                 Ok(sent) => drop(self.bursts.drain(..sent)),
                 // It is lost, as far as the protocol is concerned, and will be noticed.
                 Err(SendError::TooLarge { .. } | SendError::WrongFamily { .. } | SendError::System { .. }) => {

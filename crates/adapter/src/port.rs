@@ -12,7 +12,7 @@
 //! ```
 
 use crate::switchboard::{Key, Standing, Switchboard};
-use highwire_mem::work::{Carrier, Line, Place, Terms, WireError};
+use highwire_mem::work::{Carrier, Line, Place, Terms, WireError, Work};
 use highwire_proto::{ConnectError, Fingerprint, Keys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -20,7 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -47,10 +47,12 @@ pub(crate) struct Port {
     board: Mutex<Switchboard>,
     /// Those who connect or accept wait for it.
     changed: Condvar,
-    /// Lines with work.
+    /// Lines with work, which was posted while somebody else had the board.
     pending: Mutex<Vec<Key>>,
     has_pending: AtomicBool,
-    /// Posts since something was sent last.
+    /// Receives were handed to a session, which may have to tell its peer. Written with the board.
+    untold: AtomicBool,
+    /// Messages posted since something was sent last. With the board.
     gathered: AtomicU32,
     /// A copy of the link's descriptor, until the port ends.
     socket: Mutex<Option<Arc<OwnedFd>>>,
@@ -104,6 +106,7 @@ impl Port {
             changed: Condvar::new(),
             pending: Mutex::default(),
             has_pending: AtomicBool::new(false),
+            untold: AtomicBool::new(false),
             gathered: AtomicU32::new(0),
             socket: Mutex::new(Some(Arc::new(socket))),
             bell: eventfd()?,
@@ -274,7 +277,7 @@ impl Port {
     // ── Turning ──────────────────────────────────────────────────────────────────────────────────
 
     fn take_pending(&self, board: &mut Switchboard) {
-        while self.has_pending.swap(false, SeqCst) {
+        while self.has_pending.load(SeqCst) && self.has_pending.swap(false, SeqCst) {
             let keys = std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
             for key in keys {
                 board.take_work(key);
@@ -282,32 +285,47 @@ impl Port {
         }
     }
 
+    /// Whoever has the board sends everything now.
+    fn note_sending(&self) {
+        self.gathered.store(0, Relaxed);
+        self.untold.store(false, Relaxed);
+    }
+
+    /// True if something was posted that nobody has looked after yet.
+    fn has_work(&self) -> bool {
+        self.has_pending.load(SeqCst) || self.untold.load(SeqCst)
+    }
+
     /// Takes what was posted and does what can be done now. True if a packet moved.
     fn turn(&self, board: &mut Switchboard) -> bool {
         self.take_pending(board);
-        self.gathered.store(0, SeqCst);
+        self.note_sending();
         // The kernel refuses to receive only for want of memory, which passes.
         board.turn(self.now()).unwrap_or(false)
     }
 
     /// Lets go of the board, and tells everybody whom the last turn concerns.
     fn finish(&self, mut board: MutexGuard<'_, Switchboard>) {
-        let (news, changed, callers) =
-            (std::mem::take(&mut board.news), std::mem::take(&mut board.changed), board.has_callers());
+        let (changed, callers) = (std::mem::take(&mut board.changed), board.has_callers());
         let mut deadline = board.engine().deadline().map_or(u64::MAX, |at| at.as_micros() as u64);
         let held_up = board.engine().is_held_up();
         if held_up {
             // What is to be sent is overdue until the link has room, which wakes whoever sleeps.
             deadline = deadline.max((self.now() + FULL).as_micros() as u64);
         }
-        self.deadline.store(deadline, SeqCst);
-        self.held_up.store(held_up, SeqCst);
+        self.deadline.store(deadline, Relaxed);
+        self.held_up.store(held_up, Relaxed);
         // Still with the board: two who show what was true one after the other would hide a caller for good.
-        if callers != self.callers_shown.swap(callers, SeqCst) {
+        if callers != self.callers_shown.load(Relaxed) {
+            self.callers_shown.store(callers, Relaxed);
             if callers { ring(&self.callers) } else { hush(&self.callers) }
         }
+        // Sleepers announce themselves, and then look at the deadline and at what is done. Here both are written,
+        // and then it is looked for sleepers: one of the two sees the other.
+        fence(SeqCst);
+        let told = !board.news.is_empty();
+        board.news.drain(..).for_each(|line| line.tell());
         drop(board);
-        news.iter().for_each(|line| line.tell());
         if changed {
             self.changed.notify_all();
         }
@@ -315,35 +333,94 @@ impl Port {
             // It was told of a later one.
             ring(&self.bell);
         }
-        let concerned = changed || !news.is_empty() || deadline < self.rests_until.load(SeqCst);
+        let concerned = changed || told || deadline < self.rests_until.load(SeqCst);
         if concerned && self.resting.load(SeqCst) {
             ring(&self.rest_bell);
         }
     }
 
-    /// A caller turns the board, unless somebody does already, who then sees what is pending.
-    fn turn_by_caller(&self, mut turn: impl FnMut(&Port, &mut Switchboard)) {
-        loop {
-            let mut board = match self.board.try_lock() {
-                Ok(board) => board,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
-            turn(self, &mut board);
-            self.finish(board);
-            if !self.has_pending.load(SeqCst) {
-                return;
+    /// The board, unless somebody has it, who then sees what is pending.
+    fn try_board(&self) -> Option<MutexGuard<'_, Switchboard>> {
+        match self.board.try_lock() {
+            Ok(board) => Some(board),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Leaves work to whoever has the board next.
+    fn keep(&self, line: &Line, key: Key, work: Work) {
+        line.post(work);
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if pending.last() != Some(&key) {
+            pending.push(key);
+        }
+        drop(pending);
+        self.has_pending.store(true, SeqCst);
+    }
+
+    /// A caller posts, and sends if this is the time.
+    fn post_by_caller(&self, line: &Line, key: Key, work: Work) {
+        let urgent = matches!(work, Work::Send(_));
+        if urgent {
+            self.note_turn();
+        }
+        match self.try_board() {
+            Some(mut board) => {
+                // What was posted before goes before.
+                self.take_pending(&mut board);
+                let quiet = board.post(key, work);
+                if urgent {
+                    self.send_or_gather(&mut board, quiet);
+                    self.finish(board);
+                } else {
+                    self.untold.store(true, SeqCst);
+                    if !board.news.is_empty() {
+                        self.finish(board);
+                    }
+                }
             }
+            None => self.keep(line, key, work),
+        }
+        // Of those who found the board taken, or our own if it has been let go since.
+        while self.has_pending.load(SeqCst)
+            && let Some(mut board) = self.try_board()
+        {
+            self.take_pending(&mut board);
+            let quiet = board.is_quiet(key.session);
+            self.send_or_gather(&mut board, quiet);
+            self.finish(board);
+        }
+        if self.has_work() {
+            // It waits for the next look, or whoever has the board accepts or closes and does not look. Those
+            // who are awake do soon.
+            if self.sleeps_until.load(SeqCst) != 0 {
+                ring(&self.bell);
+            }
+            if self.resting.load(SeqCst) {
+                ring(&self.rest_bell);
+            }
+        }
+    }
+
+    /// An idle pipe sends; a busy one gathers.
+    fn send_or_gather(&self, board: &mut Switchboard, quiet: bool) {
+        let gathered = self.gathered.load(Relaxed);
+        if quiet || gathered >= GATHERED_MAX {
+            self.note_sending();
+            board.send(self.now());
+        } else {
+            self.gathered.store(gathered + 1, Relaxed);
         }
     }
 
     /// A caller looks for what has come. Mostly there is nothing, and then it is to cost nothing but the
     /// look.
     fn look(&self) {
-        if let Ok(mut board) = self.board.try_lock() {
+        if let Some(mut board) = self.try_board() {
             let now = self.now();
             let due = now.as_micros() as u64 >= self.deadline.load(Relaxed);
-            let work = self.has_pending.load(SeqCst) || self.gathered.load(Relaxed) > 0 || self.held_up.load(Relaxed);
+            let work = self.has_work() || self.gathered.load(Relaxed) > 0 || self.held_up.load(Relaxed);
             if !due && !work {
                 if !board.look(now).unwrap_or(false) {
                     return;
@@ -353,16 +430,18 @@ impl Port {
             }
             self.finish(board);
         }
-        if self.has_pending.load(SeqCst) {
-            self.turn_by_caller(|port, board| {
-                port.turn(board);
-            });
+        while self.has_pending.load(SeqCst)
+            && let Some(mut board) = self.try_board()
+        {
+            self.turn(&mut board);
+            self.finish(board);
         }
     }
 
     /// The thread does not take over from who turns the board.
     fn note_turn(&self) {
-        self.turns.fetch_add(1, Relaxed);
+        // Two at once may count as one: it matters only that it changes.
+        self.turns.store(self.turns.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
     /// The thread.
@@ -410,7 +489,7 @@ impl Port {
         self.sleeps_until.store(until.as_micros().clamp(1, u128::from(u64::MAX)) as u64, SeqCst);
         // Whoever posted or set an earlier deadline before that has not rung the bell.
         let earlier = Duration::from_micros(self.deadline.load(SeqCst)) < until;
-        if !earlier && !self.has_pending.load(SeqCst) {
+        if !earlier && !self.has_work() {
             self.await_socket(&self.bell, until.saturating_sub(self.now()));
         }
         self.sleeps_until.store(0, SeqCst);
@@ -450,45 +529,16 @@ struct Carriage {
 }
 
 impl Carrier for Carriage {
-    fn stir(&self, urgent: bool) {
+    fn post(&self, line: &Line, work: Work) {
         let port = &self.port;
-        {
-            let mut pending = port.pending.lock().unwrap_or_else(PoisonError::into_inner);
-            if pending.last() != Some(&self.key) {
-                pending.push(self.key);
-            }
-        }
-        port.has_pending.store(true, SeqCst);
         match port.driver {
             Driver::Thread => {
+                port.keep(line, self.key, work);
                 if port.sleeps_until.load(SeqCst) != 0 {
                     ring(&port.bell);
                 }
             }
-            Driver::Caller => {
-                if urgent {
-                    port.note_turn();
-                    port.turn_by_caller(|port, board| {
-                        port.take_pending(board);
-                        // An idle pipe sends; a busy one gathers.
-                        let gathered = port.gathered.fetch_add(1, SeqCst);
-                        if gathered >= GATHERED_MAX || board.is_quiet(self.key.session) {
-                            port.gathered.store(0, SeqCst);
-                            board.send(port.now());
-                        }
-                    });
-                }
-                if port.has_pending.load(SeqCst) {
-                    // It waits for the next look, or whoever has the board accepts or closes and does not
-                    // look. Those who are awake do soon.
-                    if port.sleeps_until.load(SeqCst) != 0 {
-                        ring(&port.bell);
-                    }
-                    if port.resting.load(SeqCst) {
-                        ring(&port.rest_bell);
-                    }
-                }
-            }
+            Driver::Caller => port.post_by_caller(line, self.key, work),
         }
     }
 
@@ -519,7 +569,7 @@ impl Carrier for Carriage {
             let until = latest.min(port.deadline.load(SeqCst));
             port.rests_until.store(until, SeqCst);
             // Whoever posted or set an earlier deadline before that has not rung the bell.
-            if port.deadline.load(SeqCst) >= until && !port.has_pending.load(SeqCst) {
+            if port.deadline.load(SeqCst) >= until && !port.has_work() {
                 port.await_socket(&port.rest_bell, Duration::from_micros(until).saturating_sub(now));
             }
             port.rests_until.store(0, SeqCst);

@@ -267,11 +267,34 @@ impl Switchboard {
 
     // ── Work ─────────────────────────────────────────────────────────────────────────────────────
 
-    /// Takes what was handed in on a line.
-    pub(crate) fn take_work(&mut self, key: Key) {
-        let Some(circuit) = self.parties.get_mut(&key.session).and_then(|party| party.circuits.get_mut(&key.vi)) else {
-            return;
+    /// Hands on work of a line. True if nothing that its session has sent is on its way.
+    pub(crate) fn post(&mut self, key: Key, work: Work) -> bool {
+        // A line that is closed posts nothing.
+        let Some(circuit) = circuit_of(&mut self.parties, key.session, key.vi) else { return true };
+        if circuit.is_waiting() {
+            // There may be room for what waits, which goes first.
+            circuit.line.post(work);
+            self.take_work(key);
+            return self.is_quiet(key.session);
+        }
+        let (taken, quiet) = match self.engine.endpoint().session(key.session) {
+            Some(session) => (circuit.hand_on_one(session, key.vi, self.message_bytes_max, work), session.is_quiet()),
+            // What is asked of a session that is forgotten comes back.
+            None => {
+                circuit.posted.push_back(work);
+                circuit.give_back();
+                (false, true)
+            }
         };
+        if !taken {
+            self.news.push(circuit.line.clone());
+        }
+        quiet
+    }
+
+    /// Takes what was left on a line.
+    pub(crate) fn take_work(&mut self, key: Key) {
+        let Some(circuit) = circuit_of(&mut self.parties, key.session, key.vi) else { return };
         circuit.line.take_posted(&mut circuit.posted);
         let limit = self.message_bytes_max;
         match self.engine.endpoint().session(key.session) {
@@ -390,34 +413,31 @@ impl Switchboard {
                 }
             }
             Event::Sent { vi: NOTES, .. } | Event::Received { vi: NOTES, .. } | Event::Ended(_) => {}
-            Event::Sent { vi, token, payload, status } => {
-                let Some(circuit) = self.circuit_mut(number, vi) else { return };
-                let status = status.map_err(|ending| fault(ending, circuit.fault));
+            Event::Sent { vi, token, payload, status } => self.complete(number, vi, Side::Sent, |closed| {
+                let status = status.map_err(|ending| fault(ending, closed));
                 let length = match (&status, &payload) {
                     (Ok(()), Some(load)) => highwire_proto::Source::total(load),
                     _ => 0,
                 };
-                let done = Done { length, ..done(token, status, parcel_of(payload)) };
-                circuit.line.complete(Side::Sent, done);
-                self.note_done(number, vi);
-            }
+                Done { length, ..done(token, status, parcel_of(payload)) }
+            }),
             Event::Received { vi, token, target, length, immediate, control, payload_token, status } => {
-                let Some(circuit) = self.circuit_mut(number, vi) else { return };
-                let status = status.map_err(|ending| fault(ending, circuit.fault));
-                let mut parcel = parcel_of(target);
-                if let Parcel::Bytes(bytes) = &mut parcel {
-                    bytes.truncate(length);
-                }
-                let done = Done { length, immediate, control, payload_token, ..done(token, status, parcel) };
-                circuit.line.complete(Side::Received, done);
-                self.note_done(number, vi);
+                self.complete(number, vi, Side::Received, |closed| {
+                    let status = status.map_err(|ending| fault(ending, closed));
+                    let mut parcel = parcel_of(target);
+                    if let Parcel::Bytes(bytes) = &mut parcel {
+                        bytes.truncate(length);
+                    }
+                    Done { length, immediate, control, payload_token, ..done(token, status, parcel) }
+                });
             }
         }
     }
 
     /// Something on this VI is complete: whoever waits is told, and more may have room now.
-    fn note_done(&mut self, number: u32, vi: u32) {
-        let Some(circuit) = self.parties.get_mut(&number).and_then(|party| party.circuits.get_mut(&vi)) else { return };
+    fn complete(&mut self, number: u32, vi: u32, side: Side, done: impl FnOnce(Fault) -> Done) {
+        let Some(circuit) = circuit_of(&mut self.parties, number, vi) else { return };
+        circuit.line.complete(side, done(circuit.fault));
         if self.news.last().is_none_or(|last| !Arc::ptr_eq(last, &circuit.line)) {
             self.news.push(circuit.line.clone());
         }
@@ -520,7 +540,7 @@ impl Switchboard {
     }
 
     fn circuit_mut(&mut self, session: u32, vi: u32) -> Option<&mut Circuit> {
-        self.parties.get_mut(&session)?.circuits.get_mut(&vi)
+        circuit_of(&mut self.parties, session, vi)
     }
 
     /// Sessions that are over are forgotten when nobody looks at them any more.
@@ -537,6 +557,10 @@ impl Switchboard {
             stays
         });
     }
+}
+
+fn circuit_of(parties: &mut BTreeMap<u32, Party>, session: u32, vi: u32) -> Option<&mut Circuit> {
+    parties.get_mut(&session)?.circuits.get_mut(&vi)
 }
 
 /// What is left of a link that was taken away.
@@ -618,18 +642,27 @@ impl Circuit {
             }
         }
         while let Some(work) = self.posted.pop_front() {
-            let lane = &mut self.waiting[lane(&work)];
-            if !lane.is_empty() {
-                lane.push_back(work);
-                continue;
+            if !self.hand_on_one(session, vi, limit, work) {
+                return;
             }
-            match offer(session, vi, limit, work) {
-                Ok(()) => {}
-                Err((work, true)) => lane.push_back(work),
-                Err((work, false)) => {
-                    lane.push_back(work);
-                    return self.give_back();
+        }
+    }
+
+    /// Hands work on, or lets it wait behind its like. False if the session is over, and everything came back.
+    fn hand_on_one(&mut self, session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -> bool {
+        let lane = &mut self.waiting[lane(&work)];
+        if !lane.is_empty() {
+            lane.push_back(work);
+            return true;
+        }
+        match offer(session, vi, limit, work) {
+            Ok(()) => true,
+            Err((work, later)) => {
+                lane.push_back(work);
+                if !later {
+                    self.give_back();
                 }
+                later
             }
         }
     }

@@ -4,13 +4,13 @@
 //! host: descriptors go in by value with their buffers, and each comes out again, done or failed.
 //!
 //! ```text
-//!  vi ── post ──▶ posted ── take_posted ──▶ adapter ──▶ network
+//!  vi ── Carrier::post ───────────────────▶ adapter ──▶ network
+//!           └─ post ──▶ posted ── take_posted ─▲  while somebody else is at it
 //!  vi ◀── take ── done ◀──── complete ───── adapter ◀── network
 //!     ◀─────────── notice ────────────────
 //! ```
 //!
-//! The locks are held for a push or a pop. The way through the kernel that follows costs a hundred
-//! times as much.
+//! The locks are held for a push or a pop.
 
 use crate::{Buffer, Frozen, SharedBuffer};
 use std::collections::VecDeque;
@@ -186,11 +186,6 @@ impl Line {
 
     // ── For the VI ───────────────────────────────────────────────────────────────────────────────
 
-    /// Hands work in, in order; the carrier has to be told.
-    pub fn post(&self, work: Work) {
-        lock(&self.posted).push_back(work);
-    }
-
     /// Takes the next thing that is done.
     #[inline]
     pub fn take(&self, side: Side) -> Option<Done> {
@@ -200,7 +195,7 @@ impl Line {
         }
         let mut done = lock(&queue.done);
         let next = done.pop_front();
-        queue.some.store(!done.is_empty(), Ordering::SeqCst);
+        queue.some.store(!done.is_empty(), Ordering::Release);
         next
     }
 
@@ -237,7 +232,12 @@ impl Line {
         let _ = self.terms.set(terms);
     }
 
-    /// Takes all work that was handed in.
+    /// Keeps work, in order, until somebody takes it.
+    pub fn post(&self, work: Work) {
+        lock(&self.posted).push_back(work);
+    }
+
+    /// Takes all work that was kept.
     pub fn take_posted(&self, into: &mut VecDeque<Work>) {
         into.append(&mut lock(&self.posted));
     }
@@ -245,8 +245,9 @@ impl Line {
     /// Something is done; [`Line::tell`] makes it known.
     pub fn complete(&self, side: Side, done: Done) {
         let queue = self.queue(side);
-        lock(&queue.done).push_back(done);
-        queue.some.store(true, Ordering::SeqCst);
+        let mut queued = lock(&queue.done);
+        queued.push_back(done);
+        queue.some.store(true, Ordering::Release);
     }
 
     /// It is over, and everything has come back.
@@ -254,7 +255,8 @@ impl Line {
         let _ = self.ended.set(fault);
     }
 
-    /// Wakes whoever waits for what is done.
+    /// Wakes whoever waits for what is done. A sleeper announces itself and then looks; here it was done, and
+    /// then it is looked for sleepers: a fence (`SeqCst`) has to lie between, one for all that was done.
     pub fn tell(&self) {
         (self.notice)();
     }
@@ -279,8 +281,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Who carries a line's work to the network and back.
 pub trait Carrier: Debug + Send + Sync {
-    /// Work was handed in; a message to be sent is urgent, a place for one is not.
-    fn stir(&self, urgent: bool);
+    /// Takes work of this line, in order. A message to be sent is urgent, a place for one is not.
+    fn post(&self, line: &Line, work: Work);
 
     /// Somebody looks for completions. Where the application's own thread does the carrying, now is
     /// the time.

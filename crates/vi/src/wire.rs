@@ -15,7 +15,7 @@ use highwire_mem::work::{Carrier, Dispatch, Done, Fault, Line, Parcel, Place, Se
 use highwire_mem::{CONTROL_BYTES_MAX, Process, Tag, deadline};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,7 @@ impl Calling {
             tag,
             message_bytes_max: nic.config.message_bytes_max.min(member.terms.message_bytes_max),
             copied: 0,
+            spare: Vec::new(),
             ended: None,
             stats: SendStats::default(),
         };
@@ -90,7 +91,7 @@ pub(crate) struct WireMember {
     pub queue: Arc<QueueShared>,
     pub terms: Terms,
     pub line: Arc<Line>,
-    /// Messages posted whose completion was not taken.
+    /// Messages posted whose completion was not taken. Only the sending half writes it.
     outstanding: AtomicUsize,
     pub active: AtomicBool,
     /// Halves that have noticed the end, of those that exist.
@@ -109,6 +110,11 @@ impl WireMember {
 
     fn end_unnoticed(&self) -> bool {
         self.line.ended().is_some() && self.ended.load(SeqCst) < self.halves.load(SeqCst)
+    }
+
+    fn count_outstanding(&self, change: isize) {
+        let outstanding = self.outstanding.load(Relaxed).wrapping_add_signed(change);
+        self.outstanding.store(outstanding, Release);
     }
 
     /// Why the connection is over, if it is.
@@ -176,6 +182,8 @@ pub(crate) struct WireSender {
     message_bytes_max: u64,
     /// Bytes of copies that are on their way.
     copied: usize,
+    /// Memory of copies that have come back, for the next.
+    spare: Vec<Vec<u8>>,
     ended: Option<Failure>,
     stats: SendStats,
 }
@@ -248,18 +256,36 @@ impl WireSender {
             return Err(no_room);
         }
         self.copied += bytes.len();
-        let parcel = if bytes.is_empty() { Parcel::Empty } else { Parcel::Bytes(bytes.to_vec()) };
+        let parcel = if bytes.is_empty() { Parcel::Empty } else { Parcel::Bytes(self.copy(bytes)) };
         let dispatch = Dispatch { token, control: Vec::new(), immediate: 0, payload_token: None, parcel };
         self.post(dispatch, bytes.len() as u64);
         Ok(())
     }
 
+    fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
+        if bytes.len() <= SPARE_BYTES
+            && let Some(mut copy) = self.spare.pop()
+        {
+            copy.extend_from_slice(bytes);
+            return copy;
+        }
+        bytes.to_vec()
+    }
+
+    /// A copy has come back.
+    fn keep_spare(&mut self, mut copy: Vec<u8>) {
+        self.copied -= copy.len();
+        if copy.capacity() <= SPARE_BYTES && self.spare.len() < SPARES_MAX {
+            copy.clear();
+            self.spare.push(copy);
+        }
+    }
+
     fn post(&mut self, dispatch: Dispatch, bytes: u64) {
         self.stats.messages += 1;
         self.stats.bytes += bytes;
-        self.member.outstanding.fetch_add(1, SeqCst);
-        self.member.line.post(Work::Send(dispatch));
-        self.member.carrier().stir(true);
+        self.member.count_outstanding(1);
+        self.member.carrier().post(&self.member.line, Work::Send(dispatch));
     }
 
     pub(crate) fn rdma_write(&mut self, write: RdmaWrite) -> Result<(), Refused<RdmaWrite>> {
@@ -290,13 +316,13 @@ impl WireSender {
             self.notice_end();
             return None;
         };
-        self.member.outstanding.fetch_sub(1, SeqCst);
+        self.member.count_outstanding(-1);
         let payload = match done.parcel {
             Parcel::Empty => Payload::None,
             Parcel::Buffer(buffer) => Payload::Buffer(buffer),
             Parcel::Segments(segments) => Payload::Segments(segments),
             Parcel::Bytes(bytes) => {
-                self.copied -= bytes.len();
+                self.keep_spare(bytes);
                 Payload::None
             }
         };
@@ -416,8 +442,7 @@ impl WireReceiver {
 
     fn post(&mut self, work: Work) {
         self.posted += 1;
-        self.member.line.post(work);
-        self.member.carrier().stir(false);
+        self.member.carrier().post(&self.member.line, work);
     }
 
     pub(crate) fn revoke(&mut self, token: PayloadToken) -> Option<Receive> {
@@ -526,3 +551,7 @@ fn failure(fault: Fault) -> Failure {
         Fault::TooLong { message, place } => Failure::TooLong { message, buffer: place },
     }
 }
+
+/// Copies whose memory is kept for the next: small ones, for which it would be asked most often.
+const SPARE_BYTES: usize = 4096;
+const SPARES_MAX: usize = 64;
