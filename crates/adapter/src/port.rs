@@ -421,12 +421,16 @@ impl Port {
             let now = self.now();
             let due = now.as_micros() as u64 >= self.deadline.load(Relaxed);
             let work = self.has_work() || self.gathered.load(Relaxed) > 0 || self.held_up.load(Relaxed);
-            if !due && !work {
-                if !board.look(now).unwrap_or(false) {
-                    return;
+            let mut moved = if due || work { self.turn(&mut board) } else { board.look(now).unwrap_or(false) };
+            if !moved && !due && !work {
+                return;
+            }
+            // Whoever waits for a long message would sleep next, and be woken for the rest of it.
+            for _ in 1..LOOKS_MAX {
+                if !moved || !board.news.is_empty() {
+                    break;
                 }
-            } else {
-                self.turn(&mut board);
+                moved = board.look(self.now()).unwrap_or(false);
             }
             self.finish(board);
         }
@@ -483,8 +487,7 @@ impl Port {
     /// something.
     fn sleep(&self, attends: bool, until: Duration) {
         if !attends {
-            await_descriptors(&mut [PollFd::new(&self.bell, PollFlags::IN)], until.saturating_sub(self.now()));
-            return hush(&self.bell);
+            return await_bell(&self.bell, None, until.saturating_sub(self.now()));
         }
         self.sleeps_until.store(until.as_micros().clamp(1, u128::from(u64::MAX)) as u64, SeqCst);
         // Whoever posted or set an earlier deadline before that has not rung the bell.
@@ -493,17 +496,12 @@ impl Port {
             self.await_socket(&self.bell, until.saturating_sub(self.now()));
         }
         self.sleeps_until.store(0, SeqCst);
-        hush(&self.bell);
     }
 
     fn await_socket(&self, bell: &OwnedFd, left: Duration) {
         let full = if self.held_up.load(SeqCst) { PollFlags::OUT } else { PollFlags::empty() };
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let bell = PollFd::new(bell, PollFlags::IN);
-        match &socket {
-            Some(socket) => await_descriptors(&mut [PollFd::new(&**socket, PollFlags::IN | full), bell], left),
-            None => await_descriptors(&mut [bell], left),
-        }
+        await_bell(bell, socket.as_deref().map(|socket| PollFd::new(socket, PollFlags::IN | full)), left);
     }
 
     fn hand_over(&self, asleep: bool) {
@@ -562,7 +560,6 @@ impl Carrier for Carriage {
         if port.driver != Driver::Caller || port.resting.swap(true, SeqCst) {
             return false;
         }
-        hush(&port.rest_bell);
         if !look() {
             let now = port.now();
             let latest = now.saturating_add(timeout).as_micros().min(u128::from(u64::MAX)) as u64;
@@ -608,10 +605,18 @@ fn hush(bell: &OwnedFd) {
     let _ = rustix::io::read(bell, &mut [0u8; 8]);
 }
 
-fn await_descriptors(descriptors: &mut [PollFd<'_>], left: Duration) {
+/// Waits for a bell, and for another descriptor. A bell that has rung is hushed; one that rings later wakes
+/// whoever waits next, who finds nothing new at worst.
+fn await_bell(bell: &OwnedFd, other: Option<PollFd<'_>>, left: Duration) {
     let left = Timespec::try_from(left.min(Duration::from_secs(1 << 30))).ok();
+    let mut bell_alone = [PollFd::new(bell, PollFlags::IN)];
+    let mut both = other.map(|other| [PollFd::new(bell, PollFlags::IN), other]);
+    let descriptors = both.as_mut().map_or(&mut bell_alone[..], |both| &mut both[..]);
     // A signal is as good as an event: everything is looked at again.
-    let _ = rustix::event::poll(descriptors, left.as_ref());
+    let woken = rustix::event::poll(descriptors, left.as_ref()).is_ok();
+    if woken && descriptors[0].revents().contains(PollFlags::IN) {
+        hush(bell);
+    }
 }
 
 /// How long the thread leaves a board alone that a caller has turned.
@@ -622,3 +627,5 @@ const FULL: Duration = Duration::from_millis(1);
 const GOODBYE: Duration = Duration::from_secs(1);
 /// So many posts go together, at most.
 const GATHERED_MAX: u32 = 32;
+/// How often a caller takes in what has come before it is asked again, at most.
+const LOOKS_MAX: usize = 16;

@@ -295,7 +295,8 @@ pub trait Carrier: Debug + Send + Sync {
     fn hand_over(&self, asleep: bool);
 
     /// Sleeps for the caller until the network has something or `timeout` is over, unless `look` finds
-    /// something after everything is prepared. False if that is not for this caller to do.
+    /// something that is done after everything is prepared. It need not attend: what the network has keeps
+    /// nobody asleep. False if that is not for this caller to do.
     fn rest(&self, timeout: Duration, look: &mut dyn FnMut() -> bool) -> bool;
 
     /// Wakes whoever rests.

@@ -99,11 +99,11 @@ impl Member {
         &self,
         spin: &SpinRules,
         timeout: Duration,
-        look: impl FnMut() -> Option<T>,
+        mut look: impl FnMut() -> Option<T>,
     ) -> Result<T, WaitError> {
         match self {
             Member::Host(member) => member.wait_for(spin, timeout, look),
-            Member::Wire(member) => member.wait_for(spin, timeout, look),
+            Member::Wire(member) => member.wait_for(spin, timeout, |_| look()),
         }
     }
 }

@@ -110,6 +110,12 @@ impl CompletionQueue {
         for carrier in &self.carriers {
             carrier.attend();
         }
+        self.find_ready()
+    }
+
+    /// A VI that has something, without looking at the network.
+    #[inline]
+    fn find_ready(&mut self) -> Option<ViId> {
         if self.many.is_some() {
             return self.poll_many();
         }
@@ -186,8 +192,12 @@ impl CompletionQueue {
         let elsewhere = !self.carriers.is_empty();
         let beside = |cpu| all_beside(&peers, cpu) && !elsewhere;
         let deadline = deadline(timeout);
+        let mut rested = false;
         loop {
-            if let Some(id) = nic.spin.spin(deadline, beside, || self.poll()) {
+            // Whoever has slept on a socket is woken by each packet of a long message, and each look there is a
+            // system call.
+            let found = if rested { self.poll() } else { nic.spin.spin(deadline, beside, || self.poll()) };
+            if let Some(id) = found {
                 return Ok(id);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -195,6 +205,7 @@ impl CompletionQueue {
                 return self.poll().ok_or(WaitError::TimedOut(timeout));
             }
             if let Some(found) = self.rest(left) {
+                rested = true;
                 match found {
                     Some(id) => return Ok(id),
                     None => continue,
@@ -216,12 +227,12 @@ impl CompletionQueue {
         if !self.peers.is_empty() {
             return None;
         }
-        let (carrier, version, mut found) = (carrier.clone(), self.version, None);
+        let (carrier, mut found) = (carrier.clone(), None);
         // Whoever joins meanwhile may come by another way.
         self.shared.set_resting(Some(carrier.clone()));
         let rested = carrier.rest(timeout, &mut || {
-            found = self.poll();
-            found.is_some() || self.version != version
+            found = self.find_ready();
+            found.is_some() || self.version != self.shared.version.load(Ordering::SeqCst)
         });
         self.shared.set_resting(None);
         rested.then_some(found)

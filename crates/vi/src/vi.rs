@@ -231,13 +231,32 @@ impl Vi {
                 }
             }
         }
-        let (member, nic) = (self.member.clone(), self.nic.clone());
-        member.wait_for(&nic.spin, timeout, || self.poll_or_end())?
+        let nic = self.nic.clone();
+        match self.member.clone() {
+            Member::Host(member) => member.wait_for(&nic.spin, timeout, || self.poll_or_end())?,
+            Member::Wire(member) => member
+                .wait_for(&nic.spin, timeout, |attend| if attend { self.poll_or_end() } else { self.take_or_end() })?,
+        }
     }
 
     #[inline]
     pub(crate) fn poll_or_end(&mut self) -> Option<Result<Completion, WaitError>> {
-        if let Some(done) = self.poll() {
+        let done = self.poll();
+        self.or_end(done)
+    }
+
+    /// What is done, without looking at the network.
+    fn take_or_end(&mut self) -> Option<Result<Completion, WaitError>> {
+        let done = match (&mut self.tx.0, &mut self.rx.0) {
+            (Sender::Wire(tx), Receiver::Wire(rx)) => tx.take().or_else(|| rx.take()),
+            _ => self.poll(),
+        };
+        self.or_end(done)
+    }
+
+    #[inline]
+    fn or_end(&self, done: Option<Completion>) -> Option<Result<Completion, WaitError>> {
+        if let Some(done) = done {
             return Some(Ok(done));
         }
         let in_vain = match &self.rx.0 {

@@ -122,34 +122,37 @@ impl WireMember {
         self.line.ended().map(failure)
     }
 
+    /// Waits until `look` finds something. It is told whether to attend to the network, or only to look at what
+    /// is done.
     pub(crate) fn wait_for<T>(
         &self,
         spin: &SpinRules,
         timeout: Duration,
-        mut look: impl FnMut() -> Option<T>,
+        mut look: impl FnMut(bool) -> Option<T>,
     ) -> Result<T, WaitError> {
         if !self.process.is_this() {
             return Err(WaitError::ForkedChild);
         }
         let deadline = deadline(timeout);
+        // Once: whoever has slept is woken by each packet of a long message, and each look is a system call.
+        if let Some(found) = spin.spin(deadline, |_| false, || look(true)) {
+            return Ok(found);
+        }
         loop {
-            if let Some(found) = spin.spin(deadline, |_| false, &mut look) {
-                return Ok(found);
-            }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return look().ok_or(WaitError::TimedOut(timeout));
+                return look(true).ok_or(WaitError::TimedOut(timeout));
             }
             let mut found = None;
             let mut look_once = || {
-                found = look();
+                found = look(false);
                 found.is_some()
             };
             if !self.carrier().rest(left, &mut look_once) {
                 let announce = |asleep| self.carrier().hand_over(asleep);
-                found = self.queue.sleep(&[], Some(left), announce, &mut look).ok();
+                found = self.queue.sleep(&[], Some(left), announce, || look(true)).ok();
             }
-            if let Some(found) = found.or_else(&mut look) {
+            if let Some(found) = found.or_else(|| look(true)) {
                 return Ok(found);
             }
         }
@@ -350,15 +353,15 @@ impl WireSender {
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
         let (member, nic) = (self.member.clone(), self.nic.clone());
-        member.wait_for(&nic.spin, timeout, || {
-            let polled = self.poll().map(Ok);
+        member.wait_for(&nic.spin, timeout, |attend| {
+            let polled = if attend { self.poll() } else { self.take() }.map(Ok);
             polled.or_else(|| self.ended.map(|failure| Err(WaitError::NotConnected(failure))))
         })?
     }
 
     pub(crate) fn flush(&mut self, timeout: Duration) -> Result<(), WaitError> {
         let (member, nic) = (self.member.clone(), self.nic.clone());
-        member.wait_for(&nic.spin, timeout, || {
+        member.wait_for(&nic.spin, timeout, |attend| {
             if member.outstanding.load(SeqCst) <= member.line.done_count(Side::Sent) {
                 // What came back undone is not with the peer.
                 let failed = member.line.failed(Side::Sent);
@@ -367,7 +370,9 @@ impl WireSender {
             if let Some(failure) = member.end() {
                 return Some(Err(WaitError::NotConnected(failure)));
             }
-            member.carrier().attend();
+            if attend {
+                member.carrier().attend();
+            }
             None
         })?
     }
@@ -517,8 +522,8 @@ impl WireReceiver {
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
         let (member, nic) = (self.member.clone(), self.nic.clone());
-        member.wait_for(&nic.spin, timeout, || {
-            let polled = self.poll().map(Ok);
+        member.wait_for(&nic.spin, timeout, |attend| {
+            let polled = if attend { self.poll() } else { self.take() }.map(Ok);
             polled.or_else(|| self.ended.map(|failure| Err(WaitError::NotConnected(failure))))
         })?
     }
