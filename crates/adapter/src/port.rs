@@ -20,7 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -54,8 +54,8 @@ pub(crate) struct Port {
     untold: AtomicBool,
     /// Messages posted since something was sent last. With the board.
     gathered: AtomicU32,
-    /// A copy of the link's descriptor, until the port ends.
-    socket: Mutex<Option<Arc<OwnedFd>>>,
+    /// Copies of the link's descriptors, until the port ends.
+    sockets: Mutex<Arc<[OwnedFd]>>,
     /// The thread's.
     bell: OwnedFd,
     /// In microseconds of the port's clock; 0 while the thread is awake, or naps.
@@ -69,6 +69,8 @@ pub(crate) struct Port {
     /// Microseconds of the port's clock; the engine's next deadline, and whether the link was full.
     deadline: AtomicU64,
     held_up: AtomicBool,
+    /// Which socket was.
+    full_descriptor: AtomicUsize,
     /// Turns by callers, and callers who sleep.
     turns: AtomicU64,
     away: AtomicU32,
@@ -91,10 +93,11 @@ impl Port {
     ) -> io::Result<Arc<Port>> {
         let link = board.engine().link();
         let local = link.local_address();
-        let socket = match link.descriptor() {
-            Some(descriptor) => rustix::io::fcntl_dupfd_cloexec(descriptor, 3)?,
-            None => return Err(io::ErrorKind::Unsupported.into()),
-        };
+        let sockets = link.descriptors().into_iter().flatten().map(|socket| rustix::io::fcntl_dupfd_cloexec(socket, 3));
+        let sockets: Arc<[OwnedFd]> = sockets.collect::<Result<_, _>>()?;
+        if sockets.is_empty() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let eventfd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let port = Arc::new(Port {
             number: NEXT_NUMBER.fetch_add(1, SeqCst),
@@ -108,7 +111,7 @@ impl Port {
             has_pending: AtomicBool::new(false),
             untold: AtomicBool::new(false),
             gathered: AtomicU32::new(0),
-            socket: Mutex::new(Some(Arc::new(socket))),
+            sockets: Mutex::new(sockets),
             bell: eventfd()?,
             sleeps_until: AtomicU64::new(0),
             relies: AtomicBool::new(false),
@@ -117,6 +120,7 @@ impl Port {
             rests_until: AtomicU64::new(0),
             deadline: AtomicU64::new(u64::MAX),
             held_up: AtomicBool::new(false),
+            full_descriptor: AtomicUsize::new(0),
             turns: AtomicU64::new(0),
             away: AtomicU32::new(0),
             callers: eventfd()?,
@@ -253,7 +257,7 @@ impl Port {
     /// Closes the socket, though somebody may still hold the port.
     fn shut(&self, board: &mut Switchboard) {
         board.cut_off();
-        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.sockets.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new([]);
     }
 
     /// Nobody will connect or accept by it any more: it ends with its last line.
@@ -314,6 +318,9 @@ impl Port {
             deadline = deadline.max((self.now() + FULL).as_micros() as u64);
         }
         self.deadline.store(deadline, Relaxed);
+        if held_up {
+            self.full_descriptor.store(board.engine().link().full_descriptor(), Relaxed);
+        }
         self.held_up.store(held_up, Relaxed);
         // Still with the board: two who show what was true one after the other would hide a caller for good.
         if callers != self.callers_shown.load(Relaxed) {
@@ -487,7 +494,7 @@ impl Port {
     /// something.
     fn sleep(&self, attends: bool, until: Duration) {
         if !attends {
-            return await_bell(&self.bell, None, until.saturating_sub(self.now()));
+            return await_bell(&self.bell, [], until.saturating_sub(self.now()));
         }
         self.sleeps_until.store(until.as_micros().clamp(1, u128::from(u64::MAX)) as u64, SeqCst);
         // Whoever posted or set an earlier deadline before that has not rung the bell.
@@ -500,8 +507,14 @@ impl Port {
 
     fn await_socket(&self, bell: &OwnedFd, left: Duration) {
         let full = if self.held_up.load(SeqCst) { PollFlags::OUT } else { PollFlags::empty() };
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        await_bell(bell, socket.as_deref().map(|socket| PollFd::new(socket, PollFlags::IN | full)), left);
+        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Only the one that was full: the other may have room all the time.
+        let full_one = self.full_descriptor.load(Relaxed);
+        let sockets = sockets.iter().enumerate().map(|(index, socket)| {
+            let room = if index == full_one { full } else { PollFlags::empty() };
+            PollFd::new(socket, PollFlags::IN | room)
+        });
+        await_bell(bell, sockets, left);
     }
 
     fn hand_over(&self, asleep: bool) {
@@ -605,15 +618,14 @@ fn hush(bell: &OwnedFd) {
     let _ = rustix::io::read(bell, &mut [0u8; 8]);
 }
 
-/// Waits for a bell, and for another descriptor. A bell that has rung is hushed; one that rings later wakes
+/// Waits for a bell, and for other descriptors. A bell that has rung is hushed; one that rings later wakes
 /// whoever waits next, who finds nothing new at worst.
-fn await_bell(bell: &OwnedFd, other: Option<PollFd<'_>>, left: Duration) {
+fn await_bell<'a>(bell: &'a OwnedFd, others: impl IntoIterator<Item = PollFd<'a>>, left: Duration) {
     let left = Timespec::try_from(left.min(Duration::from_secs(1 << 30))).ok();
-    let mut bell_alone = [PollFd::new(bell, PollFlags::IN)];
-    let mut both = other.map(|other| [PollFd::new(bell, PollFlags::IN), other]);
-    let descriptors = both.as_mut().map_or(&mut bell_alone[..], |both| &mut both[..]);
+    let mut descriptors = vec![PollFd::new(bell, PollFlags::IN)];
+    descriptors.extend(others);
     // A signal is as good as an event: everything is looked at again.
-    let woken = rustix::event::poll(descriptors, left.as_ref()).is_ok();
+    let woken = rustix::event::poll(&mut descriptors, left.as_ref()).is_ok();
     if woken && descriptors[0].revents().contains(PollFlags::IN) {
         hush(bell);
     }

@@ -140,7 +140,9 @@ impl Blast {
         let mut patience = Patience::default();
         while self.link.send(&[burst]).map_err(io::Error::other)? == 0 {
             if self.asleep {
-                wait(&mut [PollFd::from_borrowed_fd(socket(&self.link), PollFlags::OUT)], PATIENCE)?;
+                let full = self.link.descriptors()[self.link.full_descriptor()];
+                let full = full.ok_or(BenchError::NobodyLeft)?;
+                wait(&mut [PollFd::from_borrowed_fd(full, PollFlags::OUT)], PATIENCE)?;
             }
             patience.spin()?;
         }
