@@ -3,6 +3,7 @@
 use super::super::tests::{lacks_ipv6, link, received};
 use super::*;
 use crate::{Burst, Inbox, Link, SendError, UdpLink};
+use std::collections::HashSet;
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -98,7 +99,7 @@ fn a_favourite_is_found_in_every_family() {
 }
 
 #[test]
-fn nothing_is_lost_or_overtaken_while_favourites_change_under_traffic() {
+fn nothing_is_lost_or_doubled_while_favourites_change_under_traffic() {
     const COUNT: u32 = 30_000;
     const WINDOW: u32 = 32;
     let (mut left, right) = pair();
@@ -122,6 +123,7 @@ fn nothing_is_lost_or_overtaken_while_favourites_change_under_traffic() {
             });
         }
         let (mut inbox, mut changes, mut last) = (Inbox::new(), 0, None);
+        let mut seen = [HashSet::new(), HashSet::new()];
         let start = Instant::now();
         for turn in 0.. {
             if heard.iter().all(|heard| heard.load(SeqCst) == COUNT) {
@@ -134,7 +136,9 @@ fn nothing_is_lost_or_overtaken_while_favourites_change_under_traffic() {
             for (from, packet) in inbox.packets() {
                 let place = places.iter().position(|&place| place == from).expect("one of both");
                 let number = u32::from_le_bytes(packet.try_into().unwrap());
-                assert_eq!(number, heard[place].fetch_add(1, SeqCst), "of {from} after {changes} changes");
+                // Where there are two sockets, one packet may overtake another, as in any network.
+                assert!(seen[place].insert(number), "{number} of {from} came twice, after {changes} changes");
+                heard[place].fetch_add(1, SeqCst);
             }
         }
         assert!(changes > 1, "{changes}");
