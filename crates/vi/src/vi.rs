@@ -212,7 +212,11 @@ impl Vi {
                 if !line.has_done(Side::Sent) && !line.has_done(Side::Received) {
                     tx.member().carrier().attend();
                 }
-                tx.take().or_else(|| rx.take())
+                // What came is mostly waited for, more than word of what went; but both get their turn.
+                match self.turn.is_multiple_of(TURNS) {
+                    true => tx.take().or_else(|| rx.take()),
+                    false => rx.take().or_else(|| tx.take()),
+                }
             }
             // The halves of a VI take one path.
             _ => None,
