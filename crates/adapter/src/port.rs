@@ -432,6 +432,11 @@ impl Port {
             if !moved && !due && !work {
                 return;
             }
+            if !due && !work && self.is_alone() && board.is_brief() {
+                // What else there is to do is done with the next look, or when something is sent.
+                self.gathered.store(1, Relaxed);
+                return board.news.drain(..).for_each(|line| line.tell());
+            }
             // Whoever waits for a long message would sleep next, and be woken for the rest of it.
             for _ in 1..LOOKS_MAX {
                 if !moved || !board.news.is_empty() {
@@ -447,6 +452,12 @@ impl Port {
             self.turn(&mut board);
             self.finish(board);
         }
+    }
+
+    /// True if nobody relies on being told of deadlines.
+    fn is_alone(&self) -> bool {
+        fence(SeqCst);
+        self.sleeps_until.load(Relaxed) == 0 && !self.resting.load(Relaxed)
     }
 
     /// The thread does not take over from who turns the board.

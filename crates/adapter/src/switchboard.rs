@@ -119,9 +119,17 @@ impl Switchboard {
         let received = self.engine.receive(now)?;
         if received {
             self.dispatch(now);
-            self.send(now);
+            if !self.is_brief() {
+                self.send(now);
+            }
         }
         Ok(received)
+    }
+
+    /// True if all that has come is something for a VI: whoever waits for it is to have it first, and
+    /// everything else can wait until then.
+    pub(crate) fn is_brief(&mut self) -> bool {
+        !self.news.is_empty() && !self.changed && self.callers.is_empty() && !self.engine.endpoint().owes()
     }
 
     /// Sends what was handed in, without looking for what has come.

@@ -239,6 +239,13 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         Header::BYTES + self.config.session.segment
     }
 
+    /// True if something is to be sent now that does not wait well; also if there are too many sessions to
+    /// ask each.
+    pub fn owes(&self) -> bool {
+        let few = self.sessions.len() <= 4;
+        self.pending() > 0 || !few || self.sessions.values().any(|open| open.session.owes())
+    }
+
     /// Half-open sessions and those that are being asked for.
     pub fn pending(&self) -> usize {
         self.half_open.len() + self.greetings.len()

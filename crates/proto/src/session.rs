@@ -500,6 +500,17 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.ledger.is_empty()
     }
 
+    /// True if something is to be sent now that does not wait well: data, an acknowledgement that was asked
+    /// for, a question.
+    pub fn owes(&self) -> bool {
+        self.acknowledge_now
+            || self.probe_wanted
+            || self.last_words_wanted
+            || self.state != State::Open
+            || !self.asking.is_empty()
+            || self.has_data()
+    }
+
     /// When something authentic was heard last.
     pub fn heard_at(&self) -> Duration {
         self.last_heard
