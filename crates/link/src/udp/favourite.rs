@@ -126,6 +126,11 @@ impl Favourite {
             return Look::Favourite;
         }
         let turn = &mut self.turn;
+        if turn.main_was_last && turn.interval > 1 && !turn.draining {
+            // Neither has anything now, and who was heard last is mostly heard next.
+            turn.main_looks = turn.main_looks.wrapping_add(1);
+            return if turn.main_looks.is_multiple_of(INTERVAL_MAX) { Look::MainThenFavourite } else { Look::Main };
+        }
         turn.countdown = turn.countdown.saturating_sub(1);
         if turn.countdown > 0 {
             return Look::Favourite;
@@ -167,8 +172,10 @@ struct Turn {
     overdue: u32,
     /// From one to the next; it grows while nothing is there.
     interval: u32,
-    /// What came last came there, so the other has precedence.
+    /// What came last came there. While it has something, the other has precedence.
     main_was_last: bool,
+    /// Looks at it while neither had anything.
+    main_looks: u32,
     /// The peer's packets from before it became the favourite may wait there, and come first.
     draining: bool,
     draining_looks: u32,
@@ -176,7 +183,15 @@ struct Turn {
 
 impl Turn {
     fn new() -> Turn {
-        Turn { countdown: 1, overdue: 0, interval: 1, main_was_last: false, draining: true, draining_looks: 0 }
+        Turn {
+            countdown: 1,
+            overdue: 0,
+            interval: 1,
+            main_was_last: false,
+            main_looks: 0,
+            draining: true,
+            draining_looks: 0,
+        }
     }
 }
 
