@@ -32,7 +32,7 @@ impl Crowd {
         let nic = Nic::open().map_err(BenchError::library(NAME, "opening a Nic"))?;
         let queue = nic.completion_queue().map_err(BenchError::library(NAME, "making a completion queue"))?;
         let memory = nic.register(count * BUFFER_BYTES).map_err(BenchError::library(NAME, "registering memory"))?;
-        let vis = vi::connect_many(NAME, &nic, link, None, &ViOptions::new().queue(&queue), count)?;
+        let vis = vi::connect_many(NAME, &nic, link, None, &vec![ViOptions::new().queue(&queue); count])?;
         let by_id = vis.iter().enumerate().map(|(place, vi)| (vi.id(), place)).collect();
         let mut crowd =
             Crowd { vis, by_id, queue, spinning: link.spinning, arrived: Vec::new(), nic, _memory: memory.clone() };

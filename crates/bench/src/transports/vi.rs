@@ -20,7 +20,10 @@ use std::time::Duration;
 
 pub(super) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Box<dyn Transport>, BenchError> {
     let nic = Nic::open().map_err(BenchError::library(contestant.name(), "opening a Nic"))?;
-    Ok(Box::new(Interface::meet(contestant, nic, link, size_max, POSTED)?))
+    let ends = Ends::meet(contestant, &nic, link, 1)?.pop().ok_or(BenchError::NobodyLeft)?;
+    let interface = Interface::new(contestant, nic, ends, link.spinning, size_max, POSTED)?;
+    link.meet()?;
+    Ok(Box::new(interface))
 }
 
 /// The same between hosts.
@@ -30,9 +33,14 @@ pub(super) fn meet_over_udp(
     size_max: usize,
 ) -> Result<Box<dyn Transport>, BenchError> {
     let nic = nic_over_udp(contestant)?;
-    let mut interface = |bytes, posted| Interface::meet(contestant, nic.clone(), link, bytes, posted);
-    let small = interface(size_max.min(SMALL_BYTES_MAX), POSTED_SMALL)?;
-    let large = if size_max > SMALL_BYTES_MAX { Some(interface(size_max, POSTED_LARGE)?) } else { None };
+    let count = if size_max > SMALL_BYTES_MAX { 2 } else { 1 };
+    let mut ends = Ends::meet(contestant, &nic, link, count)?;
+    let interface = |ends, bytes, posted| Interface::new(contestant, nic.clone(), ends, link.spinning, bytes, posted);
+    let large = if count == 2 { ends.pop() } else { None };
+    let large = large.map(|ends| interface(ends, size_max, POSTED_LARGE)).transpose()?;
+    let small = ends.pop().ok_or(BenchError::NobodyLeft)?;
+    let small = interface(small, size_max.min(SMALL_BYTES_MAX), POSTED_SMALL)?;
+    link.meet()?;
     Ok(Box::new(BySize { small, large }))
 }
 
@@ -87,27 +95,44 @@ struct Interface {
     ordinary: Ordinary,
 }
 
+/// A virtual interface and the queue that watches it.
+struct Ends {
+    vi: Vi,
+    queue: CompletionQueue,
+}
+
+impl Ends {
+    /// So many of them, through one listener.
+    fn meet(contestant: Contestant, nic: &Nic, link: &mut Link, count: usize) -> Result<Vec<Ends>, BenchError> {
+        let name = contestant.name();
+        let queue = |_| nic.completion_queue().map_err(BenchError::library(name, "making a completion queue"));
+        let queues = (0..count).map(queue).collect::<Result<Vec<_>, _>>()?;
+        let at = if contestant.needs_tending() { Some(link.address(contestant.wire())?) } else { None };
+        let choices: Vec<ViOptions<'_>> = queues.iter().map(|queue| options(contestant).queue(queue)).collect();
+        let vis = connect_many(name, nic, link, at, &choices)?;
+        Ok(vis.into_iter().zip(queues).map(|(vi, queue)| Ends { vi, queue }).collect())
+    }
+}
+
 impl Interface {
-    fn meet(
+    fn new(
         contestant: Contestant,
         nic: Nic,
-        link: &mut Link,
+        ends: Ends,
+        spinning: bool,
         size_max: usize,
         posted: usize,
     ) -> Result<Interface, BenchError> {
+        let Ends { vi, queue } = ends;
         let name = contestant.name();
-        let queue = nic.completion_queue().map_err(BenchError::library(name, "making a completion queue"))?;
         let over_udp = contestant.needs_tending();
-        let at = if over_udp { Some(link.address(contestant.wire())?) } else { None };
-        let vi = connect_many(name, &nic, link, at, &options(contestant).queue(&queue), 1)?;
-        let vi = vi.into_iter().next().ok_or(BenchError::NobodyLeft)?;
         let in_place = contestant == Contestant::ViReferenced;
         let mut interface = Interface {
             name,
             nic,
             vi,
             queue,
-            spinning: link.spinning,
+            spinning,
             hot: true,
             in_place,
             chooses: contestant == Contestant::Vi,
@@ -130,7 +155,6 @@ impl Interface {
             }
         }
         interface.restock()?;
-        link.meet()?;
         Ok(interface)
     }
 
@@ -524,8 +548,7 @@ pub(crate) fn connect_many(
     nic: &Nic,
     link: &mut Link,
     at: Option<IpAddr>,
-    options: &ViOptions<'_>,
-    count: usize,
+    options: &[ViOptions<'_>],
 ) -> Result<Vec<Vi>, BenchError> {
     match link.role {
         Role::Driver => {
@@ -536,13 +559,17 @@ pub(crate) fn connect_many(
             };
             let listener = listener.map_err(BenchError::library(name, "listening"))?;
             link.tell(&listener.address(), &[])?;
-            let accept = |_| listener.accept_with(PATIENCE, options).map_err(BenchError::library(name, "accepting"));
-            (0..count).map(accept).collect()
+            let accept = |options: &ViOptions<'_>| {
+                listener.accept_with(PATIENCE, options).map_err(BenchError::library(name, "accepting"))
+            };
+            options.iter().map(accept).collect()
         }
         Role::Peer => {
             let (address, _) = link.hear::<String>()?;
-            let connect = |_| nic.connect_with(&address, options).map_err(BenchError::library(name, "connecting"));
-            (0..count).map(connect).collect()
+            let connect = |options: &ViOptions<'_>| {
+                nic.connect_with(&address, options).map_err(BenchError::library(name, "connecting"))
+            };
+            options.iter().map(connect).collect()
         }
     }
 }
