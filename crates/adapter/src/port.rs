@@ -424,28 +424,10 @@ impl Port {
     /// A caller looks for what has come. Mostly there is nothing, and then it is to cost nothing but the
     /// look.
     fn look(&self) {
-        if let Some(mut board) = self.try_board() {
-            let now = self.now();
-            let due = now.as_micros() as u64 >= self.deadline.load(Relaxed);
-            let work = self.has_work() || self.gathered.load(Relaxed) > 0 || self.held_up.load(Relaxed);
-            let mut moved = if due || work { self.turn(&mut board) } else { board.look(now).unwrap_or(false) };
-            if !moved && !due && !work {
-                return;
-            }
-            if !due && !work && self.is_alone() && board.is_brief() {
-                // What else there is to do is done with the next look, or when something is sent.
-                self.gathered.store(1, Relaxed);
-                return board.news.drain(..).for_each(|line| line.tell());
-            }
-            // Whoever waits for a long message would sleep next, and be woken for the rest of it.
-            for _ in 1..LOOKS_MAX {
-                if !moved || !board.news.is_empty() {
-                    break;
-                }
-                moved = board.look(self.now()).unwrap_or(false);
-            }
-            self.finish(board);
+        if let Some(board) = self.try_board() {
+            self.look_at(board);
         }
+        // Of those who found the board taken.
         while self.has_pending.load(SeqCst)
             && let Some(mut board) = self.try_board()
         {
@@ -454,7 +436,35 @@ impl Port {
         }
     }
 
-    /// True if nobody relies on being told of deadlines.
+    fn look_at(&self, mut board: MutexGuard<'_, Switchboard>) {
+        let now = self.now();
+        let due = now.as_micros() as u64 >= self.deadline.load(Relaxed);
+        let work = self.has_work() || self.gathered.load(Relaxed) > 0 || self.held_up.load(Relaxed);
+        let mut moved = if due || work { self.turn(&mut board) } else { board.look(now).unwrap_or(false) };
+        if !due && !work {
+            if !moved {
+                return;
+            }
+            if board.is_brief() {
+                // What else there is to do is overdue: the next look does it, and nobody sleeps before.
+                self.deadline.store(0, Relaxed);
+                if self.is_alone() {
+                    return board.news.drain(..).for_each(|line| line.tell());
+                }
+            }
+        }
+        // Whoever waits for a long message would sleep next, and be woken for the rest of it.
+        for _ in 1..LOOKS_MAX {
+            if !moved || !board.news.is_empty() {
+                break;
+            }
+            moved = board.look(self.now()).unwrap_or(false);
+        }
+        self.finish(board);
+    }
+
+    /// True if nobody sleeps who relies on being told of deadlines. Whoever is about to sees the one that was
+    /// set before.
     fn is_alone(&self) -> bool {
         fence(SeqCst);
         self.sleeps_until.load(Relaxed) == 0 && !self.resting.load(Relaxed)
