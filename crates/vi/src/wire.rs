@@ -221,6 +221,9 @@ impl WireSender {
         Ok(())
     }
 
+    // Away from the path between processes, which is counted in nanoseconds.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn post_send(&mut self, message: Message) -> Result<(), Refused<Message>> {
         let total = message.payload.total();
         let checked = self.check(total).and_then(|()| {
@@ -245,6 +248,9 @@ impl WireSender {
         Ok(())
     }
 
+    // Away from the path between processes, which is counted in nanoseconds.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn send_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
         let limit = self.nic.config.payload_bytes_max;
         if bytes.len() > limit {
@@ -303,6 +309,9 @@ impl WireSender {
         self.member.end().map_or(GrantError::OtherHost, GrantError::NotConnected)
     }
 
+    // Away from the path between processes, which is counted in nanoseconds.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn poll(&mut self) -> Option<Completion> {
         if !self.member.process.is_this() {
             return None;
@@ -424,6 +433,9 @@ impl WireReceiver {
         receive.check(self.tag)
     }
 
+    // Away from the path between processes, which is counted in nanoseconds.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn post_recv(&mut self, receive: Receive) -> Result<(), Refused<Receive>> {
         if let Err(reason) = self.check(&receive) {
             return Err(Refused { reason, descriptor: receive });
@@ -472,6 +484,9 @@ impl WireReceiver {
         Some(Receive { token: mark, target })
     }
 
+    // Away from the path between processes, which is counted in nanoseconds.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn poll(&mut self) -> Option<Completion> {
         if !self.member.process.is_this() {
             return None;

@@ -262,16 +262,22 @@ impl Interface {
 
     #[inline(always)]
     fn send(&mut self, size: usize) -> Result<(), BenchError> {
-        while self.over_udp && self.uncopied >= UNDER_WAY_MAX {
-            self.give_way()?;
-        }
-        if size <= SEND_BYTES_MAX && !self.in_place {
+        if self.over_udp {
+            self.send_over_udp(size)
+        } else if size <= SEND_BYTES_MAX && !self.in_place {
             self.send_copy(size)
-        } else if self.over_udp {
-            self.send_shared(size)
         } else {
             self.send_buffer(size)
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn send_over_udp(&mut self, size: usize) -> Result<(), BenchError> {
+        while self.uncopied >= UNDER_WAY_MAX {
+            self.give_way()?;
+        }
+        if size <= SEND_BYTES_MAX { self.send_copy(size) } else { self.send_shared(size) }
     }
 
     #[inline(always)]
