@@ -11,9 +11,9 @@
 //!           while a caller rests, that one looks after everything, and wakes the thread when it leaves
 //! ```
 
-use crate::switchboard::{Key, Standing, Switchboard};
+use crate::switchboard::{Found, Key, Standing, Switchboard};
 use highwire_mem::work::{Carrier, Line, Place, Terms, WireError, Work};
-use highwire_proto::{ConnectError, Fingerprint, Keys};
+use highwire_proto::{ConnectError, Keys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::Timespec;
 use std::io;
@@ -43,7 +43,6 @@ pub(crate) struct Port {
     local: SocketAddr,
     driver: Driver,
     start: Instant,
-    fingerprint: Mutex<Option<Fingerprint>>,
     board: Mutex<Switchboard>,
     /// Those who connect or accept wait for it.
     changed: Condvar,
@@ -86,11 +85,7 @@ static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 impl Port {
     /// Starts a port for this board.
-    pub(crate) fn start(
-        mut board: Switchboard,
-        driver: Driver,
-        fingerprint: Option<Fingerprint>,
-    ) -> io::Result<Arc<Port>> {
+    pub(crate) fn start(mut board: Switchboard, driver: Driver) -> io::Result<Arc<Port>> {
         let link = board.engine().link();
         let local = link.local_address();
         let sockets = link.descriptors().into_iter().flatten().map(|socket| rustix::io::fcntl_dupfd_cloexec(socket, 3));
@@ -104,7 +99,6 @@ impl Port {
             local,
             driver,
             start: Instant::now(),
-            fingerprint: Mutex::new(fingerprint),
             board: Mutex::new(board),
             changed: Condvar::new(),
             pending: Mutex::default(),
@@ -130,7 +124,7 @@ impl Port {
         });
         let inside = port.clone();
         let thread = std::thread::Builder::new().name("highwire-wire".into()).spawn(move || inside.run())?;
-        *port.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        *lock(&port.thread) = Some(thread);
         Ok(port)
     }
 
@@ -146,8 +140,6 @@ impl Port {
 
     /// Changes the keys for new sessions.
     pub(crate) fn set_keys(&self, keys: Keys) {
-        let fingerprint = keys.newest().map(|key| key.fingerprint());
-        *self.fingerprint.lock().unwrap_or_else(PoisonError::into_inner) = fingerprint;
         self.board().engine().endpoint().set_keys(keys);
     }
 
@@ -161,7 +153,7 @@ impl Port {
     }
 
     fn board(&self) -> MutexGuard<'_, Switchboard> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.board)
     }
 
     // ── Connecting and accepting ─────────────────────────────────────────────────────────────────
@@ -178,24 +170,22 @@ impl Port {
         let asked = board.connect(self.now(), to, line, reliable);
         let key = asked.map_err(|error| WireError::Socket(error.to_string()))?;
         board.send(self.now());
-        let mut result = Err(WireError::NotAccepted { to, after: timeout });
         self.finish(board);
         let answered = self.wait_until(timeout, |board| match board.standing(key) {
             Standing::Asking => None,
             Standing::Connected => Some(Ok(())),
             Standing::Failed(error) => Some(Err(error)),
         });
-        match answered {
-            Some(answer) => result = answer,
-            None if !self.board().is_established(key) => {
-                let fingerprint = *self.fingerprint.lock().unwrap_or_else(PoisonError::into_inner);
-                let error = ConnectError::NoAnswer { to, after: timeout, fingerprint };
-                result = Err(WireError::NoAnswer(error.to_string()));
+        let not_accepted = || WireError::NotAccepted { to, after: timeout };
+        let result = answered.unwrap_or_else(|| {
+            let mut board = self.board();
+            if board.is_established(key) {
+                return Err(not_accepted());
             }
-            None => {}
-        }
-        let result =
-            result.and_then(|()| self.connected(key, line).ok_or(WireError::NotAccepted { to, after: timeout }));
+            let fingerprint = board.engine().endpoint().fingerprint();
+            Err(WireError::NoAnswer(ConnectError::NoAnswer { to, after: timeout, fingerprint }.to_string()))
+        });
+        let result = result.and_then(|()| self.connected(key, line).ok_or_else(not_accepted));
         if result.is_err() {
             self.close(key, true);
         }
@@ -247,7 +237,7 @@ impl Port {
         let done = board.is_idle() && board.is_done();
         self.finish(board);
         self.let_go();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = lock(&self.thread).take();
         if let (true, Some(thread)) = (done, thread) {
             // It has nothing left to do; when it has ended, the address is free for the next.
             let _ = thread.join();
@@ -257,7 +247,7 @@ impl Port {
     /// Closes the socket, though somebody may still hold the port.
     fn shut(&self, board: &mut Switchboard) {
         board.cut_off();
-        *self.sockets.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new([]);
+        *lock(&self.sockets) = Arc::new([]);
     }
 
     /// Nobody will connect or accept by it any more: it ends with its last line.
@@ -282,7 +272,7 @@ impl Port {
 
     fn take_pending(&self, board: &mut Switchboard) {
         while self.has_pending.load(SeqCst) && self.has_pending.swap(false, SeqCst) {
-            let keys = std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
+            let keys = std::mem::take(&mut *lock(&self.pending));
             for key in keys {
                 board.take_work(key);
             }
@@ -358,7 +348,7 @@ impl Port {
     /// Leaves work to whoever has the board next.
     fn keep(&self, line: &Line, key: Key, work: Work) {
         line.post(work);
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock(&self.pending);
         if pending.last() != Some(&key) {
             pending.push(key);
         }
@@ -440,25 +430,28 @@ impl Port {
         let now = self.now();
         let due = now.as_micros() as u64 >= self.deadline.load(Relaxed);
         let work = self.has_work() || self.gathered.load(Relaxed) > 0 || self.held_up.load(Relaxed);
-        let mut moved = if due || work { self.turn(&mut board) } else { board.look(now).unwrap_or(false) };
-        if !due && !work {
-            if !moved {
-                return;
-            }
-            if board.is_brief() {
-                // What else there is to do is overdue: the next look does it, and nobody sleeps before.
-                self.deadline.store(0, Relaxed);
-                if self.is_alone() {
-                    return board.news.drain(..).for_each(|line| line.tell());
+        let mut moved = if due || work {
+            self.turn(&mut board)
+        } else {
+            match board.look(now) {
+                Found::Nothing => return,
+                Found::Completions => {
+                    // What else there is to do is overdue: the next look does it, and nobody sleeps before.
+                    self.deadline.store(0, Relaxed);
+                    if self.is_alone() {
+                        return board.news.drain(..).for_each(|line| line.tell());
+                    }
                 }
+                Found::More => {}
             }
-        }
+            true
+        };
         // Whoever waits for a long message would sleep next, and be woken for the rest of it.
         for _ in 1..LOOKS_MAX {
             if !moved || !board.news.is_empty() {
                 break;
             }
-            moved = board.look(self.now()).unwrap_or(false);
+            moved = board.look(self.now()) != Found::Nothing;
         }
         self.finish(board);
     }
@@ -528,7 +521,7 @@ impl Port {
 
     fn await_socket(&self, bell: &OwnedFd, left: Duration) {
         let full = if self.held_up.load(SeqCst) { PollFlags::OUT } else { PollFlags::empty() };
-        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sockets = lock(&self.sockets).clone();
         // Only the one that was full: the other may have room all the time.
         let full_one = self.full_descriptor.load(Relaxed);
         let sockets = sockets.iter().enumerate().map(|(index, socket)| {
@@ -628,6 +621,10 @@ impl Carrier for Carriage {
     fn close(&self, aborted: bool) {
         self.port.close(self.key, aborted);
     }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn ring(bell: &OwnedFd) {

@@ -25,6 +25,17 @@ pub(crate) struct Key {
     pub vi: u32,
 }
 
+/// What a look found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Nothing,
+    /// Something for VIs, and that is all: whoever waits for it is to have it first, and what else there is to
+    /// do can wait until then.
+    Completions,
+    /// Something that was answered.
+    More,
+}
+
 /// How a line stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
@@ -115,21 +126,18 @@ impl Switchboard {
     }
 
     /// Takes in what has come, if something has, and answers. For who knows that there is nothing else to do.
-    pub(crate) fn look(&mut self, now: Duration) -> Result<bool, ReceiveError> {
-        let received = self.engine.receive(now)?;
-        if received {
-            self.dispatch(now);
-            if !self.is_brief() {
-                self.send(now);
-            }
+    pub(crate) fn look(&mut self, now: Duration) -> Found {
+        // The kernel refuses to receive only for want of memory, which passes.
+        if !self.engine.receive(now).unwrap_or(false) {
+            return Found::Nothing;
         }
-        Ok(received)
-    }
-
-    /// True if all that has come is something for a VI: whoever waits for it is to have it first, and
-    /// everything else can wait until then.
-    pub(crate) fn is_brief(&mut self) -> bool {
-        !self.news.is_empty() && !self.changed && self.callers.is_empty() && !self.engine.endpoint().owes()
+        self.dispatch(now);
+        let more = self.changed || !self.callers.is_empty() || self.engine.endpoint().owes();
+        if more || self.news.is_empty() {
+            self.send(now);
+            return Found::More;
+        }
+        Found::Completions
     }
 
     /// Sends what was handed in, without looking for what has come.
@@ -318,7 +326,7 @@ impl Switchboard {
     /// Takes an expected place back.
     pub(crate) fn revoke(&mut self, key: Key, payload_token: u64) -> Option<Place> {
         self.take_work(key);
-        let circuit = self.parties.get_mut(&key.session)?.circuits.get_mut(&key.vi)?;
+        let circuit = self.circuit_mut(key.session, key.vi)?;
         let expected = |work: &Work| matches!(work, Work::Expect(token, _) if *token == payload_token);
         let waiting = &mut circuit.waiting[EXPECTED];
         if let Some(at) = waiting.iter().position(expected)
@@ -326,8 +334,7 @@ impl Switchboard {
         {
             return Some(place);
         }
-        let place = self.engine.endpoint().session(key.session)?.revoke(key.vi, payload_token)?;
-        Some(Place { token: place.token, parcel: parcel_of(place.target) })
+        self.engine.endpoint().session(key.session)?.revoke(key.vi, payload_token).map(unload)
     }
 
     // ── What happened ────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 use crate::Engine;
 use crate::entropy::SystemEntropy;
-use crate::port::{Driver, Port};
+use crate::port::{Driver, Port, lock};
 use crate::switchboard::Switchboard;
 use highwire_link::{BindError, Clock, Impaired, Impairments, Link, UdpLink, UdpOptions};
 use highwire_mem::Process;
@@ -11,7 +11,7 @@ use highwire_proto::{Endpoint, EndpointConfig, Keys, SessionConfig};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// How a program reaches other hosts. The default has no key, and stays on this host.
@@ -120,10 +120,9 @@ impl UdpWire {
         let endpoint = EndpointConfig { session, listening, sessions_max, ..EndpointConfig::default() };
         let mut entropy = SystemEntropy;
         let keys = lock(&self.keys).clone();
-        let fingerprint = keys.newest().map(|key| key.fingerprint());
         let engine = Engine::new(link, Endpoint::new(keys, endpoint, &mut entropy), Box::new(entropy));
         let board = Switchboard::new(engine, listening, self.config.message_bytes_max as usize);
-        Port::start(board, self.config.driver, fingerprint).map_err(|error| WireError::Socket(error.to_string()))
+        Port::start(board, self.config.driver).map_err(|error| WireError::Socket(error.to_string()))
     }
 
     /// The port that connects to addresses like this one.
@@ -217,10 +216,6 @@ impl Drop for UdpListener {
             self.port.stop_listening();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The addresses of `host:port`, at least one.

@@ -213,6 +213,11 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         self.keys = keys;
     }
 
+    /// The key that new sessions are asked for with; none in the insecure form.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.keys.newest().map(|key| key.fingerprint())
+    }
+
     /// Answers hellos from now on, or no longer. Sessions that are there go on.
     pub fn set_listening(&mut self, listening: bool) {
         self.config.listening = listening;
@@ -501,7 +506,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
                 greeting.again_at = (now + greeting.interval).min(greeting.began + self.config.patience).max(now);
             }
         }
-        let fingerprint = self.keys.newest().map(|key| key.fingerprint());
+        let fingerprint = self.fingerprint();
         for (number, to) in failed {
             self.greetings.remove(&number);
             let error = ConnectError::NoAnswer { to, after: self.config.patience, fingerprint };
