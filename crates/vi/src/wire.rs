@@ -124,6 +124,33 @@ impl WireMember {
 
     /// Waits until `look` finds something. It is told whether to attend to the network, or only to look at what
     /// is done.
+    /// Whether something may be posted.
+    fn check_open(&self) -> Result<(), PostError> {
+        if !self.process.is_this() {
+            return Err(PostError::ForkedChild);
+        }
+        self.end().map_or(Ok(()), |failure| Err(PostError::NotConnected(failure)))
+    }
+
+    /// Looks at the network, unless something is done.
+    fn attend_for(&self, side: Side) {
+        if !self.line.has_done(side) {
+            self.carrier().attend();
+        }
+    }
+
+    /// A half with so much outstanding found nothing: `ended` is set once the connection is over and everything
+    /// is back, what was posted while the end came too.
+    fn notice_end(&self, ended: &mut Option<Failure>, outstanding: usize) {
+        if ended.is_none()
+            && outstanding == 0
+            && let Some(failure) = self.end()
+        {
+            *ended = Some(failure);
+            self.ended.fetch_add(1, SeqCst);
+        }
+    }
+
     pub(crate) fn wait_for<T>(
         &self,
         spin: &SpinRules,
@@ -205,12 +232,7 @@ impl WireSender {
     }
 
     fn check(&mut self, bytes: u64) -> Result<(), PostError> {
-        if !self.member.process.is_this() {
-            return Err(PostError::ForkedChild);
-        }
-        if let Some(failure) = self.member.end() {
-            return Err(PostError::NotConnected(failure));
-        }
+        self.member.check_open()?;
         let limit = self.nic.config.descriptors_max;
         if self.member.outstanding.load(SeqCst) >= limit {
             return Err(PostError::QueueFull { limit });
@@ -316,16 +338,14 @@ impl WireSender {
         if !self.member.process.is_this() {
             return None;
         }
-        if !self.member.line.has_done(Side::Sent) {
-            self.member.carrier().attend();
-        }
+        self.member.attend_for(Side::Sent);
         self.take()
     }
 
     /// What is done, without looking at the network.
     pub(crate) fn take(&mut self) -> Option<Completion> {
         let Some(done) = self.member.line.take(Side::Sent) else {
-            self.notice_end();
+            self.member.notice_end(&mut self.ended, self.member.outstanding.load(SeqCst));
             return None;
         };
         self.member.count_outstanding(-1);
@@ -347,17 +367,6 @@ impl WireSender {
             control: Control::EMPTY,
             payload,
         })
-    }
-
-    fn notice_end(&mut self) {
-        // The end is told when everything is back, what was posted while it came too.
-        if self.ended.is_none()
-            && let Some(failure) = self.member.end()
-            && self.member.outstanding.load(SeqCst) == 0
-        {
-            self.ended = Some(failure);
-            self.member.ended.fetch_add(1, SeqCst);
-        }
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
@@ -420,12 +429,7 @@ impl WireReceiver {
     }
 
     fn check(&self, receive: &Receive) -> Result<(), PostError> {
-        if !self.member.process.is_this() {
-            return Err(PostError::ForkedChild);
-        }
-        if let Some(failure) = self.member.end() {
-            return Err(PostError::NotConnected(failure));
-        }
+        self.member.check_open()?;
         let limit = self.nic.config.descriptors_max;
         if self.posted >= limit {
             return Err(PostError::QueueFull { limit });
@@ -491,16 +495,14 @@ impl WireReceiver {
         if !self.member.process.is_this() {
             return None;
         }
-        if !self.member.line.has_done(Side::Received) {
-            self.member.carrier().attend();
-        }
+        self.member.attend_for(Side::Received);
         self.take()
     }
 
     /// What is done, without looking at the network.
     pub(crate) fn take(&mut self) -> Option<Completion> {
         let Some(done) = self.member.line.take(Side::Received) else {
-            self.notice_end();
+            self.member.notice_end(&mut self.ended, self.posted);
             return None;
         };
         self.posted -= 1;
@@ -523,16 +525,6 @@ impl WireReceiver {
         control.set_token(payload_token.map(PayloadToken));
         let status = status.map_err(failure);
         Some(Completion { token, operation: Operation::Receive, status, length, immediate, control, payload })
-    }
-
-    fn notice_end(&mut self) {
-        if self.ended.is_none()
-            && let Some(failure) = self.member.end()
-            && self.posted == 0
-        {
-            self.ended = Some(failure);
-            self.member.ended.fetch_add(1, SeqCst);
-        }
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
