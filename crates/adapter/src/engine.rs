@@ -135,6 +135,10 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         while self.out.len() < OUT_BYTES && self.bursts.len() < BURSTS_A_CALL {
             let begin = self.out.len();
             if !self.bursts.is_empty() {
+                // What is alone does not wait until everybody was asked.
+                if !self.endpoint.owes() {
+                    break;
+                }
                 // What was collected goes first.
                 let Some((to, segment)) = self.endpoint.poll_transmit(now, segments, &mut self.out) else { break };
                 self.bursts.push_back((to, begin..self.out.len(), segment));

@@ -4,10 +4,10 @@ use crate::Engine;
 use crate::entropy::SystemEntropy;
 use crate::port::{Driver, Port, lock};
 use crate::switchboard::Switchboard;
-use highwire_link::{BindError, Clock, Impaired, Impairments, Link, UdpLink, UdpOptions};
+use highwire_link::{BindError, Clock, Impaired, Impairments, LengthField, Link, UdpLink, UdpOptions};
 use highwire_mem::Process;
 use highwire_mem::work::{Line, Wire, WireError, WireListener};
-use highwire_proto::{Endpoint, EndpointConfig, Keys, SessionConfig};
+use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, SessionConfig};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
@@ -49,11 +49,14 @@ impl Default for WireConfig {
             message_bytes_max: session.message_bytes_max,
             sessions_max: EndpointConfig::default().sessions_max,
             vis_max: session.vis_max,
-            udp: UdpOptions::default(),
+            udp: UdpOptions { length: Some(LENGTH), ..UdpOptions::default() },
             impairments: None,
         }
     }
 }
+
+/// Packets say how long they are.
+const LENGTH: LengthField = LengthField { at: Header::LENGTH_AT, uncounted: Header::BYTES };
 
 /// The way to other hosts by UDP. Ports are opened when they are needed.
 #[derive(Debug)]

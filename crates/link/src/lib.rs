@@ -43,4 +43,4 @@ pub use inbox::{DeliverError, Inbox};
 pub use link::{Link, LinkCounters, ReceiveError, SendError};
 pub use simulated::{Network, NetworkConfig, NetworkCounters, SimulatedLink};
 pub use traced::Traced;
-pub use udp::{BindError, UdpLink, UdpOptions};
+pub use udp::{BindError, LengthField, UdpLink, UdpOptions};

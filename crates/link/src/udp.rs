@@ -15,7 +15,7 @@ mod tests;
 use crate::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError, Woven};
 use favourite::{Favourite, Look, Votes, Watch};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, sockopt};
+use rustix::net::{RecvFlags, SendFlags, sockopt};
 use socket::Socket;
 use std::net::{SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,6 +37,27 @@ pub struct UdpOptions {
     pub dual_stack: bool,
     /// Give the peer that is talked to most a connected socket of its own.
     pub favourite: bool,
+    /// Where packets say how long they are, if they do. Then what comes one by one from the favourite is
+    /// received without asking the kernel where packets end and who sent them, which takes longer.
+    pub length: Option<LengthField>,
+}
+
+/// A number of two bytes in each packet, the lower byte first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LengthField {
+    /// Where it is.
+    pub at: usize,
+    /// Bytes of a packet that it does not count.
+    pub uncounted: usize,
+}
+
+impl LengthField {
+    /// How long the first packet in `bytes` says that it is, if it is not all of them.
+    fn read(self, bytes: &[u8]) -> Option<usize> {
+        let field = bytes.get(self.at..)?.first_chunk::<2>()?;
+        let length = usize::from(u16::from_le_bytes(*field)) + self.uncounted;
+        (length < bytes.len()).then_some(length)
+    }
 }
 
 impl Default for UdpOptions {
@@ -48,6 +69,7 @@ impl Default for UdpOptions {
             send_buffer_bytes: Some(BUFFER_BYTES),
             dual_stack: true,
             favourite: true,
+            length: None,
         }
     }
 }
@@ -96,6 +118,7 @@ pub struct UdpLink {
     receive_buffer_bytes: usize,
     segmentation: bool,
     coalescing: bool,
+    length: Option<LengthField>,
     outgoing: Outgoing,
     incoming: Incoming,
     counters: LinkCounters,
@@ -145,6 +168,7 @@ impl UdpLink {
             local,
             segmentation,
             coalescing,
+            length: options.length,
             outgoing: Outgoing::new(MESSAGES_MAX),
             incoming: Incoming::new(),
             counters,
@@ -336,7 +360,12 @@ impl UdpLink {
         let Some(favourite) = &mut self.favourite else { return false };
         // The network may tell a connected socket of anything.
         let mut look = |favourite: &mut Favourite| {
-            receive_at(&mut favourite.socket, &mut self.incoming, &mut self.counters, inbox, |_| true).unwrap_or(false)
+            let sender = self.length.and_then(|length| Some((length, favourite.only_sender()?)));
+            let socket = &mut favourite.socket;
+            if let Some((length, from)) = sender.filter(|_| socket.pace.is_calm()) {
+                return receive_plain(socket, &mut self.counters, inbox, length, from);
+            }
+            receive_at(socket, &mut self.incoming, &mut self.counters, inbox, |_| true).unwrap_or(false)
         };
         let mut found = look(favourite);
         if !found && let Some(peer) = self.votes.winner().filter(|_| !favourite.is_leaving()) {
@@ -345,10 +374,13 @@ impl UdpLink {
         }
         if found {
             favourite.note_heard();
-        } else if favourite.is_leaving() {
+            return true;
+        }
+        favourite.note_empty();
+        if favourite.is_leaving() {
             self.votes.settle(favourite.turn(self.local).is_ok());
         }
-        found
+        false
     }
 }
 
@@ -454,6 +486,35 @@ impl std::fmt::Debug for UdpLink {
             .field("coalescing", &self.coalescing)
             .field("counters", &self.counters)
             .finish_non_exhaustive()
+    }
+}
+
+/// Receives one datagram from the only one who can have sent it; false if nothing was there.
+#[inline]
+fn receive_plain(
+    socket: &mut Socket,
+    counters: &mut LinkCounters,
+    inbox: &mut Inbox,
+    length: LengthField,
+    from: SocketAddr,
+) -> bool {
+    counters.system_calls += 1;
+    let slot = inbox.first_slot();
+    match rustix::net::recv(socket.as_fd(), &mut *slot, RecvFlags::DONTWAIT) {
+        Ok((len, _)) => {
+            // One that lies about its length only spoils what came with it, as if that were lost.
+            let segment = length.read(&slot[..len]).unwrap_or(len);
+            inbox.note_arrival(0, from, len, segment);
+            socket.pace.note_single(len as u64);
+            counters.bytes_received += len as u64;
+            true
+        }
+        Err(errno) => {
+            // The network may tell a connected socket of anything, and does so once.
+            counters.soft_errors += u64::from(!matches!(errno, Errno::AGAIN | Errno::INTR));
+            socket.pace.note_empty(1);
+            false
+        }
     }
 }
 

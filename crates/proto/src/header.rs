@@ -180,6 +180,9 @@ impl Header {
     /// Bytes of a header on the wire, with its tag.
     pub const BYTES: usize = 64;
 
+    /// Where the length of the payload stands, in two bytes.
+    pub const LENGTH_AT: usize = 28;
+
     /// A header of `kind` with everything else zero.
     pub const fn new(kind: Kind) -> Header {
         Header {
@@ -226,7 +229,7 @@ impl Header {
             vi: word32(fixed, 16),
             message: word32(fixed, 20),
             offset: word32(fixed, 24),
-            length: u16::from_le_bytes([fixed[28], fixed[29]]),
+            length: u16::from_le_bytes([fixed[Header::LENGTH_AT], fixed[Header::LENGTH_AT + 1]]),
             control: fixed[30],
             ack: word64(fixed, 32),
             credit: word32(fixed, 40),
@@ -259,7 +262,7 @@ impl Header {
         fixed[16..20].copy_from_slice(&self.vi.to_le_bytes());
         fixed[20..24].copy_from_slice(&self.message.to_le_bytes());
         fixed[24..28].copy_from_slice(&self.offset.to_le_bytes());
-        fixed[28..30].copy_from_slice(&self.length.to_le_bytes());
+        fixed[Header::LENGTH_AT..][..2].copy_from_slice(&self.length.to_le_bytes());
         fixed[30] = self.control;
         fixed[31] = 0;
         fixed[32..40].copy_from_slice(&self.ack.to_le_bytes());

@@ -88,6 +88,11 @@ impl Ledger {
         self.live == 0
     }
 
+    /// True if everything sent so far has arrived once this range has.
+    pub(crate) fn is_settled_by(&self, range: &Range<u64>) -> bool {
+        range.start <= self.first && range.end == self.next_number()
+    }
+
     /// Packets that are pushed from now on leave so.
     pub(crate) fn depart(&mut self, departure: Departure) {
         if self.departures.back() != Some(&departure) {

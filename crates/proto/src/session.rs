@@ -424,6 +424,8 @@ pub struct Session<S, T> {
     runs: Vec<Run>,
     /// The acknowledgement in the last header: the same again says nothing.
     ack_taken: u64,
+    /// One that came with a whole message, and when: whoever waits for the message has it first.
+    ack_left: Option<(u64, Duration)>,
     stats: SessionStats,
 }
 
@@ -484,6 +486,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             weft: None,
             runs: Vec::new(),
             ack_taken: 0,
+            ack_left: None,
             stats: SessionStats::default(),
             death_quarter: config.death / 4,
             config,
@@ -497,7 +500,12 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// True if nothing is on its way whose arrival is awaited.
     pub fn is_quiet(&self) -> bool {
-        self.ledger.is_empty()
+        self.ledger.is_empty() || self.ack_left.is_some_and(|(ack, _)| self.settles_all(ack))
+    }
+
+    /// True if everything that is on its way has arrived, as this acknowledgement says.
+    fn settles_all(&self, ack: u64) -> bool {
+        self.ledger.is_settled_by(&run_of(ack))
     }
 
     /// True if something is to be sent now that does not wait well: data, an acknowledgement that was asked
@@ -592,6 +600,7 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Forgets a VI; everything outstanding on it comes back.
     pub fn close_vi(&mut self, local: u32) {
+        self.take_ack_left();
         self.flush_vi(local, Ending::ViClosed);
         if let Some(state) = self.vis.remove(&local) {
             self.turns.retain(|vi| *vi != local);
@@ -722,6 +731,7 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
+        self.take_ack_left();
         if self.ended().is_some() {
             return;
         }
@@ -889,6 +899,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         if std::mem::take(&mut self.last_words_wanted) && !self.last_words.is_empty() {
             out.extend_from_slice(&self.last_words);
             return Some(self.last_words.len());
+        }
+        // A message that can go goes first.
+        if self.turns.is_empty() || !self.is_quiet() {
+            self.take_ack_left();
         }
         if self.ended().is_some() {
             return None;
@@ -1209,7 +1223,7 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Packets are about to leave.
     fn begin_departure(&mut self, now: Duration) {
-        if self.ledger.is_empty() {
+        if self.is_quiet() {
             // A new flight: what the path can do is measured from here on.
             (self.flight_began, self.delivered_at) = (now, now);
         }
@@ -1255,6 +1269,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         if matches!(header.kind, Kind::Hello | Kind::Welcome) {
             return Err(Dropped::NotOurs);
         }
+        self.take_ack_left();
         if !self.window.would_accept(header.number) {
             self.stats.replayed += 1;
             // The peer may not know that it came.
@@ -1282,7 +1297,11 @@ impl<S: Source, T: Sink> Session<S, T> {
         };
         if header.ack != self.ack_taken {
             self.ack_taken = header.ack;
-            self.handle_ack(now, header.ack);
+            if self.settles_all(header.ack) && self.state == State::Open && !self.events.is_empty() {
+                self.ack_left = Some((header.ack, now));
+            } else {
+                self.handle_ack(now, header.ack);
+            }
         }
         if header.kind == Kind::Data {
             self.take_credit(header.vi, header.credit);
@@ -1583,11 +1602,18 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.scratch = scratch;
     }
 
+    /// Takes the acknowledgement that was left for later.
+    fn take_ack_left(&mut self) {
+        if let Some((ack, at)) = self.ack_left.take() {
+            self.handle_ack(at, ack);
+        }
+    }
+
     /// The acknowledgement in a header, which says nothing about how long it was held back.
     fn handle_ack(&mut self, now: Duration, ack: u64) {
-        let (end, run) = (ack >> 16, ack & RUN_MAX);
-        if run > 0 && run <= end {
-            self.acknowledge(now, end - run..end, Duration::ZERO);
+        let run = run_of(ack);
+        if !run.is_empty() {
+            self.acknowledge(now, run, Duration::ZERO);
             self.after_acknowledgements(now);
         }
     }
@@ -1710,6 +1736,7 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Everything comes back, then the end is told [W-29].
     fn end(&mut self, ending: Ending) {
+        self.take_ack_left();
         if self.ended().is_some() {
             return;
         }
@@ -1945,6 +1972,12 @@ fn abandon_before<S, T>(state: &mut ViState<S, T>, message: u32) {
 
 fn capacity<T: Sink>(place: &mut Incoming<T>) -> usize {
     place.target.as_mut().map_or(0, Sink::capacity)
+}
+
+/// The packets that the acknowledgement in a header tells of.
+fn run_of(ack: u64) -> Range<u64> {
+    let (end, run) = (ack >> 16, ack & RUN_MAX);
+    end.saturating_sub(run)..if run <= end { end } else { 0 }
 }
 
 type Acknowledged = (Duration, Vec<(u64, u32)>, Vec<(u32, u32)>);

@@ -38,6 +38,8 @@ pub(super) struct Favourite {
     unanswered: u32,
     unanswered_max: u32,
     turn: Turn,
+    /// Nobody but the peer can have sent what is in its queue: that was empty after it was connected.
+    pure: bool,
 }
 
 impl Favourite {
@@ -53,7 +55,16 @@ impl Favourite {
             })?;
         }
         let unanswered_max = if local.ip().is_unspecified() { UNANSWERED_MAX } else { u32::MAX };
-        Ok(Favourite { socket, bound: false, peer: None, next: None, unanswered: 0, unanswered_max, turn: Turn::new() })
+        Ok(Favourite {
+            socket,
+            bound: false,
+            peer: None,
+            next: None,
+            unanswered: 0,
+            unanswered_max,
+            turn: Turn::new(),
+            pure: false,
+        })
     }
 
     /// Binds it beside `main`, which is bound to `local`, and connects it. One that is bound but cannot be
@@ -79,7 +90,7 @@ impl Favourite {
     /// Makes it deaf, so that what the old peer sends from now on comes to the main socket, behind what is
     /// in the queue here. It turns to `peer` when that is read.
     pub(super) fn leave_for(&mut self, peer: SocketAddr) {
-        (self.peer, self.next) = (None, Some(peer));
+        (self.peer, self.next, self.pure) = (None, Some(peer), false);
         if let Ok(Some(itself)) = rustix::net::getsockname(&self.socket).map(|local| SocketAddr::try_from(local).ok()) {
             let _ = rustix::net::connect(&self.socket, &itself);
         }
@@ -109,6 +120,16 @@ impl Favourite {
         if self.unanswered >= self.unanswered_max {
             (self.peer, self.unanswered) = (None, 0);
         }
+    }
+
+    /// Who must have sent what is in its queue, if that is certain.
+    pub(super) fn only_sender(&self) -> Option<SocketAddr> {
+        self.peer.filter(|_| self.pure)
+    }
+
+    /// Nothing was there.
+    pub(super) fn note_empty(&mut self) {
+        self.pure = self.peer.is_some();
     }
 
     /// Something came.

@@ -75,16 +75,22 @@ pub(super) struct Pace {
     singles: u32,
     /// After so many of them a call for more is tried; the more such calls were in vain, the rarer.
     singles_max: u32,
+    /// Small datagrams that came one by one since the kernel was last asked for all that it knows of them.
+    calm: u32,
 }
 
 /// What one call brings stays in the nearest caches while it is looked at.
 const HOT_BYTES: u64 = 128 << 10;
 const SINGLES_LEAST: u32 = 2;
 const SINGLES_MOST: u32 = 64;
+/// Of one packet.
+const CALM_BYTES_MOST: u64 = 2048;
+/// From so many on they are received plainly, and up to so many: the kernel also tells what was dropped.
+const CALM: std::ops::Range<u32> = 4..64;
 
 impl Pace {
     fn new() -> Pace {
-        Pace { slots: 1, singles: 0, singles_max: SINGLES_LEAST }
+        Pace { slots: 1, singles: 0, singles_max: SINGLES_LEAST, calm: 0 }
     }
 
     /// Slots to offer, of `most` that there are.
@@ -92,8 +98,14 @@ impl Pace {
         self.slots.min(most)
     }
 
+    /// Small datagrams come one by one.
+    pub(super) fn is_calm(&self) -> bool {
+        self.slots == 1 && CALM.contains(&self.calm)
+    }
+
     /// A call for one brought one, of so many bytes.
     pub(super) fn note_single(&mut self, bytes: u64) {
+        self.calm = if bytes <= CALM_BYTES_MOST && self.calm < CALM.end { self.calm + 1 } else { 0 };
         self.singles += 1;
         if self.singles >= self.singles_max && bytes <= HOT_BYTES / 2 {
             (self.slots, self.singles) = (2, 0);
@@ -106,7 +118,7 @@ impl Pace {
             (self.slots, self.singles_max) = (1, (self.singles_max * 2).min(SINGLES_MOST));
             return;
         }
-        self.singles_max = SINGLES_LEAST;
+        (self.singles_max, self.calm) = (SINGLES_LEAST, 0);
         if bytes > HOT_BYTES {
             self.slots = offered.div_ceil(2);
         } else if count == offered && bytes <= HOT_BYTES / 2 {
