@@ -1,7 +1,7 @@
 //! An endpoint on a link.
 
 use highwire_link::{Burst, Inbox, Link, ReceiveError, SendError, Woven};
-use highwire_proto::{ConnectError, Endpoint, Entropy, Header, Pulse, Sink, Source, Transmit};
+use highwire_proto::{ConnectError, Endpoint, Entropy, Header, Outgoing, Pulse, Sink, Source, Transmit};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -101,10 +101,42 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         if self.link.receive(&mut self.inbox)? == 0 {
             return Ok(false);
         }
-        self.endpoint.note_overruns(self.link.counters().kernel_drops);
+        self.endpoint.note_overruns(self.inbox.drops());
         let (endpoint, entropy) = (&mut self.endpoint, &mut *self.entropy);
-        self.inbox.packets().for_each(|(from, packet)| endpoint.handle_packet(now, from, packet, entropy));
+        if let Some((from, packet)) = self.inbox.only() {
+            endpoint.handle_packet(now, from, packet, entropy);
+        } else {
+            self.inbox.packets().for_each(|(from, packet)| endpoint.handle_packet(now, from, packet, entropy));
+        }
         Ok(true)
+    }
+
+    /// Sends a message at once if nothing is in its way, and only then reads the clock and takes note of it;
+    /// what else there is to send waits. A message that has to be posted comes back.
+    pub fn send_ahead(
+        &mut self,
+        session: u32,
+        vi: u32,
+        message: Outgoing<S>,
+        now: impl FnOnce() -> Duration,
+    ) -> Result<Duration, Outgoing<S>> {
+        if self.is_held_up() {
+            return Err(message);
+        }
+        self.out.clear();
+        let Some(to) = self.endpoint.write_ahead(session, vi, &message, &mut self.out) else { return Err(message) };
+        let burst = Burst { to, bytes: &self.out, segment: self.out.len() };
+        match self.link.send(&[burst]) {
+            Ok(0) => self.counters.link_full += 1,
+            Ok(_) => {}
+            Err(_) => self.counters.refused += 1,
+        }
+        // One that the link did not take is lost, as far as the protocol is concerned, and will be noticed.
+        let (now, bytes) = (now(), self.out.len());
+        if let Some(session) = self.endpoint.session(session) {
+            session.note_ahead(now, vi, message, bytes);
+        }
+        Ok(now)
     }
 
     /// Sends what is to be sent now. True if a packet went.

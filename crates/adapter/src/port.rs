@@ -12,7 +12,7 @@
 //! ```
 
 use crate::switchboard::{Found, Key, Standing, Switchboard};
-use highwire_mem::work::{Carrier, Line, Place, Terms, WireError, Work};
+use highwire_mem::work::{Carrier, Dispatch, Done, Line, Place, Terms, WireError, Work};
 use highwire_proto::{ConnectError, Keys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -70,6 +70,8 @@ pub(crate) struct Port {
     held_up: AtomicBool,
     /// Which socket was.
     full_descriptor: AtomicUsize,
+    /// Which sockets a sleeper found readable since the last look, a bit for each.
+    readable: AtomicUsize,
     /// Turns by callers, and callers who sleep.
     turns: AtomicU64,
     away: AtomicU32,
@@ -115,6 +117,7 @@ impl Port {
             deadline: AtomicU64::new(u64::MAX),
             held_up: AtomicBool::new(false),
             full_descriptor: AtomicUsize::new(0),
+            readable: AtomicUsize::new(0),
             turns: AtomicU64::new(0),
             away: AtomicU32::new(0),
             callers: eventfd()?,
@@ -294,6 +297,7 @@ impl Port {
     fn turn(&self, board: &mut Switchboard) -> bool {
         self.take_pending(board);
         self.note_sending();
+        self.note_readable(board);
         // The kernel refuses to receive only for want of memory, which passes.
         board.turn(self.now()).unwrap_or(false)
     }
@@ -317,12 +321,11 @@ impl Port {
             self.callers_shown.store(callers, Relaxed);
             if callers { ring(&self.callers) } else { hush(&self.callers) }
         }
+        let told = self.tell(&mut board);
+        drop(board);
         // Sleepers announce themselves, and then look at the deadline and at what is done. Here both are written,
         // and then it is looked for sleepers: one of the two sees the other.
         fence(SeqCst);
-        let told = !board.news.is_empty();
-        board.news.drain(..).for_each(|line| line.tell());
-        drop(board);
         if changed {
             self.changed.notify_all();
         }
@@ -358,26 +361,17 @@ impl Port {
 
     /// A caller posts, and sends if this is the time.
     fn post_by_caller(&self, line: &Line, key: Key, work: Work) {
-        let urgent = matches!(work, Work::Send(_));
-        if urgent {
-            self.note_turn();
-        }
-        match self.try_board() {
-            Some(mut board) => {
-                // What was posted before goes before.
+        match (self.try_board(), work) {
+            (Some(board), Work::Send(dispatch)) => self.send_by_caller(board, key, dispatch),
+            (Some(mut board), work) => {
                 self.take_pending(&mut board);
-                let quiet = board.post(key, work);
-                if urgent {
-                    self.send_or_gather(&mut board, quiet);
+                board.post(key, work);
+                self.untold.store(true, SeqCst);
+                if !board.news.is_empty() {
                     self.finish(board);
-                } else {
-                    self.untold.store(true, SeqCst);
-                    if !board.news.is_empty() {
-                        self.finish(board);
-                    }
                 }
             }
-            None => self.keep(line, key, work),
+            (None, work) => self.keep(line, key, work),
         }
         // Of those who found the board taken, or our own if it has been let go since.
         while self.has_pending.load(SeqCst)
@@ -400,6 +394,20 @@ impl Port {
         }
     }
 
+    fn send_by_caller(&self, mut board: MutexGuard<'_, Switchboard>, key: Key, dispatch: Dispatch) {
+        // What was posted before goes before.
+        self.take_pending(&mut board);
+        match board.send_ahead(key, dispatch, || self.now()) {
+            Ok(()) => self.note_sending(),
+            Err(dispatch) => {
+                let quiet = board.post(key, Work::Send(dispatch));
+                self.send_or_gather(&mut board, quiet);
+            }
+        }
+        self.note_turn();
+        self.finish(board);
+    }
+
     /// An idle pipe sends; a busy one gathers.
     fn send_or_gather(&self, board: &mut Switchboard, quiet: bool) {
         let gathered = self.gathered.load(Relaxed);
@@ -413,10 +421,13 @@ impl Port {
 
     /// A caller looks for what has come. Mostly there is nothing, and then it is to cost nothing but the
     /// look.
-    fn look(&self) {
-        if let Some(board) = self.try_board() {
-            self.look_at(board);
-        }
+    ///
+    /// Whoever looks at a line may be handed what came on it at once.
+    fn look(&self, line: Option<Key>) -> Option<Done> {
+        let handed = self.try_board().and_then(|mut board| {
+            board.looked_at = line;
+            self.look_at(board)
+        });
         // Of those who found the board taken.
         while self.has_pending.load(SeqCst)
             && let Some(mut board) = self.try_board()
@@ -424,22 +435,27 @@ impl Port {
             self.turn(&mut board);
             self.finish(board);
         }
+        handed
     }
 
-    fn look_at(&self, mut board: MutexGuard<'_, Switchboard>) {
+    fn look_at(&self, mut board: MutexGuard<'_, Switchboard>) -> Option<Done> {
         let now = self.now();
         let due = now.as_micros() as u64 >= self.deadline.load(Relaxed);
         let work = self.has_work() || self.gathered.load(Relaxed) > 0 || self.held_up.load(Relaxed);
         let mut moved = if due || work {
             self.turn(&mut board)
         } else {
+            self.note_readable(&mut board);
             match board.look(now) {
-                Found::Nothing => return,
+                Found::Nothing => return board.take_handed(),
                 Found::Completions => {
                     // What else there is to do is overdue: the next look does it, and nobody sleeps before.
-                    self.deadline.store(0, Relaxed);
+                    // Whoever is about to announces that and then looks at the deadline; here it is the other
+                    // way round. An exchange, since whoever looked waits, and a fence takes thrice as long.
+                    self.deadline.swap(0, SeqCst);
                     if self.is_alone() {
-                        return board.news.drain(..).for_each(|line| line.tell());
+                        self.tell(&mut board);
+                        return board.take_handed();
                     }
                 }
                 Found::More => {}
@@ -448,19 +464,29 @@ impl Port {
         };
         // Whoever waits for a long message would sleep next, and be woken for the rest of it.
         for _ in 1..LOOKS_MAX {
-            if !moved || !board.news.is_empty() {
+            if !moved || board.has_completions() {
                 break;
             }
             moved = board.look(self.now()) != Found::Nothing;
         }
+        let handed = board.take_handed();
         self.finish(board);
+        handed
     }
 
-    /// True if nobody sleeps who relies on being told of deadlines. Whoever is about to sees the one that was
-    /// set before.
+    /// True if nobody sleeps who relies on being told of deadlines.
     fn is_alone(&self) -> bool {
+        self.sleeps_until.load(SeqCst) == 0 && !self.resting.load(SeqCst)
+    }
+
+    /// Tells everybody for whom something is done; false if that is nobody.
+    fn tell(&self, board: &mut Switchboard) -> bool {
+        if board.news.is_empty() {
+            return false;
+        }
         fence(SeqCst);
-        self.sleeps_until.load(Relaxed) == 0 && !self.resting.load(Relaxed)
+        board.news.drain(..).for_each(|line| line.tell());
+        true
     }
 
     /// The thread does not take over from who turns the board.
@@ -508,7 +534,8 @@ impl Port {
     /// something.
     fn sleep(&self, attends: bool, until: Duration) {
         if !attends {
-            return await_bell(&self.bell, [], until.saturating_sub(self.now()));
+            await_bell(&self.bell, [], until.saturating_sub(self.now()));
+            return;
         }
         self.sleeps_until.store(until.as_micros().clamp(1, u128::from(u64::MAX)) as u64, SeqCst);
         // Whoever posted or set an earlier deadline before that has not rung the bell.
@@ -528,7 +555,20 @@ impl Port {
             let room = if index == full_one { full } else { PollFlags::empty() };
             PollFd::new(socket, PollFlags::IN | room)
         });
-        await_bell(bell, sockets, left);
+        let readable = await_bell(bell, sockets, left);
+        if readable != 0 {
+            self.readable.fetch_or(readable, Relaxed);
+        }
+    }
+
+    /// Tells the link what a sleeper has found.
+    fn note_readable(&self, board: &mut Switchboard) {
+        if self.readable.load(Relaxed) == 0 {
+            return;
+        }
+        let readable = self.readable.swap(0, Relaxed);
+        let each = (0..usize::BITS as usize).filter(|index| readable & 1 << index != 0);
+        each.for_each(|index| board.engine().link().note_ready(index));
     }
 
     fn hand_over(&self, asleep: bool) {
@@ -567,11 +607,12 @@ impl Carrier for Carriage {
         }
     }
 
-    fn attend(&self) {
-        if self.port.driver == Driver::Caller {
-            self.port.note_turn();
-            self.port.look();
+    fn attend(&self, receiving: bool) -> Option<Done> {
+        if self.port.driver != Driver::Caller {
+            return None;
         }
+        self.port.note_turn();
+        self.port.look(receiving.then_some(self.key))
     }
 
     fn number(&self) -> u64 {
@@ -636,17 +677,22 @@ fn hush(bell: &OwnedFd) {
     let _ = rustix::io::read(bell, &mut [0u8; 8]);
 }
 
-/// Waits for a bell, and for other descriptors. A bell that has rung is hushed; one that rings later wakes
-/// whoever waits next, who finds nothing new at worst.
-fn await_bell<'a>(bell: &'a OwnedFd, others: impl IntoIterator<Item = PollFd<'a>>, left: Duration) {
+/// Waits for a bell, and for other descriptors; which of those are readable, a bit for each. A bell that has
+/// rung is hushed; one that rings later wakes whoever waits next, who finds nothing new at worst.
+fn await_bell<'a>(bell: &'a OwnedFd, others: impl IntoIterator<Item = PollFd<'a>>, left: Duration) -> usize {
     let left = Timespec::try_from(left.min(Duration::from_secs(1 << 30))).ok();
     let mut descriptors = vec![PollFd::new(bell, PollFlags::IN)];
     descriptors.extend(others);
     // A signal is as good as an event: everything is looked at again.
-    let woken = rustix::event::poll(&mut descriptors, left.as_ref()).is_ok();
-    if woken && descriptors[0].revents().contains(PollFlags::IN) {
+    if rustix::event::poll(&mut descriptors, left.as_ref()).is_err() {
+        return 0;
+    }
+    let readable = |descriptor: &PollFd<'_>| descriptor.revents().contains(PollFlags::IN);
+    if readable(&descriptors[0]) {
         hush(bell);
     }
+    let others = descriptors[1..].iter().enumerate();
+    others.fold(0, |bits, (index, descriptor)| bits | usize::from(readable(descriptor)) << index)
 }
 
 /// How long the thread leaves a board alone that a caller has turned.

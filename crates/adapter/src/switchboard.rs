@@ -96,6 +96,9 @@ pub(crate) struct Switchboard {
     pub news: Vec<Arc<Line>>,
     /// Something changed for those who connect or accept.
     pub changed: bool,
+    /// The line that somebody looks at who takes what came at once, and the first of it.
+    pub looked_at: Option<Key>,
+    handed: Option<Done>,
 }
 
 impl Switchboard {
@@ -109,6 +112,8 @@ impl Switchboard {
             now: Duration::ZERO,
             news: Vec::new(),
             changed: false,
+            looked_at: None,
+            handed: None,
         }
     }
 
@@ -133,11 +138,22 @@ impl Switchboard {
         }
         self.dispatch(now);
         let more = self.changed || !self.callers.is_empty() || self.engine.endpoint().owes();
-        if more || self.news.is_empty() {
+        if more || !self.has_completions() {
             self.send(now);
             return Found::More;
         }
         Found::Completions
+    }
+
+    /// What was handed over; whoever looked at a line does so no longer.
+    pub(crate) fn take_handed(&mut self) -> Option<Done> {
+        self.looked_at = None;
+        self.handed.take()
+    }
+
+    /// True if something is done that was not told.
+    pub(crate) fn has_completions(&self) -> bool {
+        self.handed.is_some() || !self.news.is_empty()
     }
 
     /// Sends what was handed in, without looking for what has come.
@@ -308,6 +324,24 @@ impl Switchboard {
         quiet
     }
 
+    /// Sends a message of a line before anything else is done, if it may go; see [`Engine::send_ahead`]. It
+    /// comes back if it has to be posted.
+    pub(crate) fn send_ahead(
+        &mut self,
+        key: Key,
+        dispatch: Dispatch,
+        now: impl FnOnce() -> Duration,
+    ) -> Result<(), Dispatch> {
+        let Some(circuit) = circuit_of(&mut self.parties, key.session, key.vi) else { return Err(dispatch) };
+        if circuit.is_waiting() {
+            return Err(dispatch);
+        }
+        let message = outgoing(dispatch, self.message_bytes_max);
+        let now = self.engine.send_ahead(key.session, key.vi, message, now).map_err(dispatch_of)?;
+        self.send(now);
+        Ok(())
+    }
+
     /// Takes what was left on a line.
     pub(crate) fn take_work(&mut self, key: Key) {
         let Some(circuit) = circuit_of(&mut self.parties, key.session, key.vi) else { return };
@@ -452,8 +486,17 @@ impl Switchboard {
     /// Something on this VI is complete: whoever waits is told, and more may have room now.
     fn complete(&mut self, number: u32, vi: u32, side: Side, done: impl FnOnce(Fault) -> Done) {
         let Some(circuit) = circuit_of(&mut self.parties, number, vi) else { return };
-        circuit.line.complete(side, done(circuit.fault));
-        if self.news.last().is_none_or(|last| !Arc::ptr_eq(last, &circuit.line)) {
+        let done = done(circuit.fault);
+        let at_once = self.looked_at == Some(Key { session: number, vi })
+            && side == Side::Received
+            && self.handed.is_none()
+            && !circuit.line.has_done(side);
+        if at_once {
+            self.handed = Some(done);
+        } else {
+            circuit.line.complete(side, done);
+        }
+        if !at_once && self.news.last().is_none_or(|last| !Arc::ptr_eq(last, &circuit.line)) {
             self.news.push(circuit.line.clone());
         }
         if circuit.is_waiting()
@@ -714,15 +757,9 @@ fn lane(work: &Work) -> usize {
 /// when something else is complete.
 fn offer(session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -> Result<(), (Work, bool)> {
     let refused = match work {
-        Work::Send(Dispatch { token, control, immediate, payload_token, parcel }) => {
-            let payload = load(parcel, limit);
-            let message = Outgoing { token, control, immediate, payload_token, payload };
-            session.post_send(vi, message).map_err(|(refusal, message)| {
-                let Outgoing { token, control, immediate, payload_token, payload } = message;
-                let parcel = parcel_of(payload);
-                (refusal, Work::Send(Dispatch { token, control, immediate, payload_token, parcel }))
-            })
-        }
+        Work::Send(dispatch) => session
+            .post_send(vi, outgoing(dispatch, limit))
+            .map_err(|(refusal, message)| (refusal, Work::Send(dispatch_of(message)))),
         Work::Receive(Place { token, parcel }) => {
             let posted = session.post_receive(vi, Incoming { token, target: load(parcel, limit) });
             posted.map_err(|(refusal, place)| (refusal, Work::Receive(unload(place))))
@@ -740,6 +777,16 @@ fn offer(session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -
 
 fn done(token: u64, status: Result<(), Fault>, parcel: Parcel) -> Done {
     Done { token, status, length: 0, immediate: 0, control: Vec::new(), payload_token: None, parcel }
+}
+
+fn outgoing(dispatch: Dispatch, limit: usize) -> Outgoing<Load> {
+    let Dispatch { token, control, immediate, payload_token, parcel } = dispatch;
+    Outgoing { token, control, immediate, payload_token, payload: load(parcel, limit) }
+}
+
+fn dispatch_of(message: Outgoing<Load>) -> Dispatch {
+    let Outgoing { token, control, immediate, payload_token, payload } = message;
+    Dispatch { token, control, immediate, payload_token, parcel: parcel_of(payload) }
 }
 
 fn load(parcel: Parcel, limit: usize) -> Option<Load> {

@@ -19,6 +19,7 @@ pub struct Inbox {
     datagrams: usize,
     arrivals: Vec<Arrival>,
     packets: usize,
+    drops: u64,
 }
 
 /// A datagram in the buffer.
@@ -82,6 +83,16 @@ impl Inbox {
             datagrams,
             arrivals: Vec::with_capacity(datagrams),
             packets: 0,
+            drops: 0,
+        }
+    }
+
+    /// The packet and its sender, if there is only one.
+    #[inline]
+    pub fn only(&self) -> Option<(SocketAddr, &[u8])> {
+        match &self.arrivals[..] {
+            [only] if only.len <= only.segment => Some((only.from, &self.buffer[only.start..only.start + only.len])),
+            _ => None,
         }
     }
 
@@ -121,6 +132,15 @@ impl Inbox {
     /// Whether no packet is in it.
     pub fn is_empty(&self) -> bool {
         self.packets == 0
+    }
+
+    /// How many datagrams its link has lost so far since the kernel's buffer was full, as far as it was told.
+    pub fn drops(&self) -> u64 {
+        self.drops
+    }
+
+    pub(crate) fn note_drops(&mut self, drops: u64) {
+        self.drops = drops;
     }
 
     /// Datagrams it has room for.

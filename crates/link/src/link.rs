@@ -47,6 +47,9 @@ pub trait Link {
         0
     }
 
+    /// Whoever polled found this one of [`Link::descriptors`] readable: the next look is there too.
+    fn note_ready(&mut self, _descriptor: usize) {}
+
     /// Most bytes of a burst that one system call takes, if it has no more than 64 packets, so that
     /// callers can size bursts.
     fn burst_bytes_max(&self) -> usize;
@@ -153,6 +156,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn full_descriptor(&self) -> usize {
         (**self).full_descriptor()
+    }
+
+    fn note_ready(&mut self, descriptor: usize) {
+        (**self).note_ready(descriptor);
     }
 
     fn burst_bytes_max(&self) -> usize {

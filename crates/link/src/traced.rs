@@ -97,6 +97,10 @@ impl<L: Link, W: Write> Link for Traced<L, W> {
         self.link.full_descriptor()
     }
 
+    fn note_ready(&mut self, descriptor: usize) {
+        self.link.note_ready(descriptor);
+    }
+
     fn burst_bytes_max(&self) -> usize {
         self.link.burst_bytes_max()
     }

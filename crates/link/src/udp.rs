@@ -124,6 +124,8 @@ pub struct UdpLink {
     counters: LinkCounters,
 }
 
+/// The main socket's place among the descriptors.
+const MAIN: usize = 0;
 /// Most bytes of a datagram over IPv4, and so of what the kernel cuts into packets.
 const DATAGRAM_BYTES_MAX: usize = 65_507;
 /// Most packets the kernel cuts one message into; newer ones do 128, older ones 64.
@@ -438,6 +440,7 @@ impl Link for UdpLink {
             Look::MainThenFavourite => self.receive_at_main(inbox)? || self.receive_at_favourite(inbox),
         };
         self.counters.packets_received += inbox.len() as u64;
+        inbox.note_drops(self.counters.kernel_drops);
         Ok(inbox.len())
     }
 
@@ -453,6 +456,12 @@ impl Link for UdpLink {
 
     fn full_descriptor(&self) -> usize {
         self.full_descriptor
+    }
+
+    fn note_ready(&mut self, descriptor: usize) {
+        if let (MAIN, Some(favourite)) = (descriptor, &mut self.favourite) {
+            favourite.look_at_main();
+        }
     }
 
     fn burst_bytes_max(&self) -> usize {

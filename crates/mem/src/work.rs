@@ -7,6 +7,7 @@
 //!  vi ── Carrier::post ───────────────────▶ adapter ──▶ network
 //!           └─ post ──▶ posted ── take_posted ─▲  while somebody else is at it
 //!  vi ◀── take ── done ◀──── complete ───── adapter ◀── network
+//!     ◀── Carrier::attend ────────────────  where the one who looks carries
 //!     ◀─────────── notice ────────────────
 //! ```
 //!
@@ -284,9 +285,10 @@ pub trait Carrier: Debug + Send + Sync {
     /// Takes work of this line, in order. A message to be sent is urgent, a place for one is not.
     fn post(&self, line: &Line, work: Work);
 
-    /// Somebody looks for completions. Where the application's own thread does the carrying, now is
-    /// the time.
-    fn attend(&self);
+    /// Somebody looks for completions. Where the application's own thread does the carrying, now is the
+    /// time. With `receiving`, and if nothing that came is left on the line, the next message may be handed
+    /// over at once; only who takes what came from this line may ask for that.
+    fn attend(&self, receiving: bool) -> Option<Done>;
 
     /// The same for all lines that one look serves.
     fn number(&self) -> u64;

@@ -13,7 +13,7 @@ use crate::entropy::Entropy;
 use crate::handshake::{Initiator, Offer, respond};
 use crate::header::{Header, Kind};
 use crate::key::{Fingerprint, Keys};
-use crate::message::{Sink, Source};
+use crate::message::{Outgoing, Sink, Source};
 use crate::session::{Dropped, Event, Intake, Pulse, Session, SessionConfig, Transmit};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -155,6 +155,8 @@ pub struct Endpoint<S, T> {
     deadline: Option<Duration>,
     /// The same for events.
     all_told: bool,
+    /// The session that was last concerned: most likely something happened there.
+    last: u32,
 }
 
 impl<S: Source, T: Sink> Endpoint<S, T> {
@@ -179,6 +181,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             at_rest: false,
             deadline: None,
             all_told: false,
+            last: 0,
         }
     }
 
@@ -232,6 +235,19 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     pub fn session(&mut self, number: u32) -> Option<&mut Session<S, T>> {
         self.stir();
         self.sessions.get_mut(&number).map(|open| &mut open.session)
+    }
+
+    /// Appends the packet of a message, to leave before anything is noted of it: see
+    /// [`Session::write_ahead`]. Where it goes, or `None` if it has to be posted.
+    pub fn write_ahead(
+        &mut self,
+        number: u32,
+        vi: u32,
+        message: &Outgoing<S>,
+        out: &mut Vec<u8>,
+    ) -> Option<SocketAddr> {
+        let open = self.sessions.get_mut(&number)?;
+        open.session.write_ahead(vi, message, out).then_some(open.peer)
     }
 
     /// Where the peer of a session is.
@@ -379,6 +395,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     fn handle_sealed(&mut self, now: Duration, from: SocketAddr, header: Header, packet: &[u8]) {
         let number = header.session;
         if let Some(open) = self.sessions.get_mut(&number) {
+            self.last = number;
             match open.session.handle_parsed(now, header, packet) {
                 // It is authentic and newer than all before, so its sender is where it came from [W-60].
                 Ok(()) if open.session.heard_newest() => open.peer = from,
@@ -527,11 +544,17 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         if self.all_told {
             return None;
         }
-        let mut sessions = self.sessions.iter_mut();
-        let event = sessions
-            .find_map(|(number, open)| open.session.poll_event().map(|event| EndpointEvent::Session(*number, event)));
-        self.all_told = event.is_none();
-        event
+        let alone = self.sessions.len() == 1;
+        if let Some(open) = self.sessions.get_mut(&self.last)
+            && let Some(event) = open.session.poll_event()
+        {
+            self.all_told = alone && !open.session.has_events();
+            return Some(EndpointEvent::Session(self.last, event));
+        }
+        let next = self.sessions.iter().find(|(_, open)| open.session.has_events()).map(|(number, _)| *number);
+        self.all_told = next.is_none();
+        self.last = next?;
+        self.poll_event()
     }
 }
 

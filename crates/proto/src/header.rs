@@ -285,12 +285,14 @@ pub(crate) const FLAGS_AT: usize = 2;
 
 const _: () = assert!(TAG_AT + TAG_BYTES == Header::BYTES);
 
+#[inline(always)]
 fn word32(fixed: &[u8; Header::BYTES], at: usize) -> u32 {
-    u32::from_le_bytes(std::array::from_fn(|index| fixed[at + index]))
+    u32::from_le_bytes(*fixed[at..].first_chunk().expect("fields lie within the header"))
 }
 
+#[inline(always)]
 pub(crate) fn word64(fixed: &[u8; Header::BYTES], at: usize) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|index| fixed[at + index]))
+    u64::from_le_bytes(*fixed[at..].first_chunk().expect("fields lie within the header"))
 }
 
 #[cfg(test)]

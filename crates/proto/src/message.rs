@@ -84,6 +84,9 @@ pub struct Incoming<T> {
     pub target: Option<T>,
 }
 
+/// Bytes of a preface, at most, beside its control bytes.
+pub(crate) const PREFACE_BYTES_MOST: usize = 16;
+
 /// What stands before the payload in the first packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Preface {
@@ -99,12 +102,16 @@ impl Preface {
     }
 
     pub(crate) fn write(&self, into: &mut Vec<u8>) {
-        into.extend_from_slice(&self.total.to_le_bytes());
-        into.extend_from_slice(&self.immediate.to_le_bytes());
-        if let Some(token) = self.payload_token {
+        Preface::write_parts(self.total, self.immediate, self.payload_token, &self.control, into);
+    }
+
+    pub(crate) fn write_parts(total: u32, immediate: u32, token: Option<u64>, control: &[u8], into: &mut Vec<u8>) {
+        into.extend_from_slice(&total.to_le_bytes());
+        into.extend_from_slice(&immediate.to_le_bytes());
+        if let Some(token) = token {
             into.extend_from_slice(&token.to_le_bytes());
         }
-        into.extend_from_slice(&self.control);
+        into.extend_from_slice(control);
     }
 
     /// Reads it from the payload of a first packet; `None` if that is too short.

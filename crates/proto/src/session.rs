@@ -17,7 +17,7 @@ use crate::handshake::{Established, Offer};
 use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind};
 use crate::key::Fingerprint;
 use crate::ledger::{Cargo, Departure, Ledger, Run};
-use crate::message::{InMessage, Incoming, OutMessage, Outgoing, Places, Preface, Sink, Source};
+use crate::message::{InMessage, Incoming, OutMessage, Outgoing, PREFACE_BYTES_MOST, Places, Preface, Sink, Source};
 use crate::ranges::Ranges;
 use crate::replay::ReplayWindow;
 use crate::rtt::RoundTrip;
@@ -271,7 +271,17 @@ impl<S: Source, T> ViState<S, T> {
         message.next > 0
             || self.sends == Assurance::Unreliable
             || message.preface.payload_token.is_some()
-            || self.credit.wrapping_sub(message.receive).wrapping_sub(1) < u32::MAX / 2
+            || self.has_credit_for(message.receive)
+    }
+
+    fn has_credit_for(&self, receive: u32) -> bool {
+        self.credit.wrapping_sub(receive).wrapping_sub(1) < u32::MAX / 2
+    }
+
+    /// A packet tells the peer its credit.
+    fn note_told(&mut self, news: &mut usize) {
+        (self.credit_told, self.credit_untold) = (self.places.credit(), false);
+        count_news(self, news);
     }
 
     fn credit_is_news(&self) -> bool {
@@ -629,6 +639,78 @@ impl<S: Source, T: Sink> Session<S, T> {
         Ok(())
     }
 
+    /// Appends the packet of a message that is all of it, if nothing is in its way: nothing else is to be
+    /// sent, and everything before has arrived. Then it can leave before anything is noted of it, which
+    /// [`Session::note_ahead`] must do next. False, and nothing has changed, if it has to be posted.
+    pub fn write_ahead(&mut self, vi: u32, message: &Outgoing<S>, out: &mut Vec<u8>) -> bool {
+        let idle = self.state == State::Open && !self.owes() && self.is_quiet();
+        if !idle || self.next_send > self.last_run || !self.has_window() {
+            return false;
+        }
+        let Some(state) = self.vis.get(&vi).filter(|state| state.sends == Assurance::Reliable) else { return false };
+        let total = message.payload.as_ref().map_or(0, Source::total);
+        let control = message.control.len();
+        let fits = PREFACE_BYTES_MOST + control + total <= self.config.segment && control <= CONTROL_BYTES_MAX.into();
+        let room = state.messages.len() == state.sending && state.messages.len() < self.config.messages_max;
+        let next = state.next_receive;
+        // What it does not take is refused where it is posted.
+        if !fits || !room || message.payload_token.is_some() || !state.has_credit_for(next) {
+            return false;
+        }
+        if total > self.peer.message_bytes_max.min(self.config.message_bytes_max) as usize {
+            return false;
+        }
+        let begin = out.len();
+        out.extend_from_slice(&[0; Header::BYTES]);
+        let (total, immediate) = (total as u32, message.immediate);
+        Preface::write_parts(total, immediate, None, &message.control, out);
+        if let Some(payload) = &message.payload {
+            payload.append(0..total as usize, out);
+        }
+        let header = Header {
+            kind: Kind::Data,
+            flags: HeaderFlags::FIRST.with(HeaderFlags::LAST),
+            list: 0,
+            session: self.peer.session,
+            number: self.ledger.next_number(),
+            vi: state.remote,
+            message: state.first_message.wrapping_add(state.messages.len() as u32),
+            offset: 0,
+            length: (out.len() - begin - Header::BYTES) as u16,
+            control: message.control.len() as u8,
+            ack: self.latest_run(),
+            credit: state.places.credit(),
+            receive: next,
+        };
+        header.write(&mut out[begin..]);
+        if self.sealing.seal(&mut out[begin..]).is_err() {
+            out.truncate(begin);
+            return false;
+        }
+        true
+    }
+
+    /// The packet of `bytes` that [`Session::write_ahead`] wrote of this message has left.
+    pub fn note_ahead(&mut self, now: Duration, vi: u32, message: Outgoing<S>, bytes: usize) {
+        self.last_run = self.last_run.max(now);
+        let Some(state) = self.vis.get_mut(&vi) else { return };
+        let number = state.first_message.wrapping_add(state.messages.len() as u32);
+        let mut message = OutMessage::new(message, state.next_receive, self.config.segment);
+        message.next = 1;
+        state.messages.push_back(message);
+        (state.sending, state.next_receive) = (state.sending + 1, state.next_receive.wrapping_add(1));
+        let tells = state.has_news;
+        self.piggyback(tells);
+        if let Some(state) = self.vis.get_mut(&vi) {
+            state.note_told(&mut self.news);
+        }
+        self.begin_departure(now);
+        self.unasked += 1;
+        self.ledger.push(Cargo::Data { vi, message: number, index: 0 }, bytes as u16);
+        self.ledger.hold_back();
+        self.note_departed(now, 1, bytes);
+    }
+
     /// Gives a place for the next message on a VI.
     pub fn post_receive(&mut self, vi: u32, place: Incoming<T>) -> Result<(), (Refusal, Incoming<T>)> {
         if let Err(refusal) = self.check_open() {
@@ -710,6 +792,11 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// The next thing that happened.
     pub fn poll_event(&mut self) -> Option<Event<S, T>> {
         self.events.pop_front()
+    }
+
+    /// True if something happened that was not told.
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// When [`Session::handle_timeout`] is to be called next.
@@ -1054,10 +1141,8 @@ impl<S: Source, T: Sink> Session<S, T> {
         let (window, full) = (self.window(), self.packet_bytes() as u64);
         let asks = if window < self.room.bytes() { ASKS_A_WINDOW } else { ASKS_A_ROOM };
         let Some(state) = self.vis.get_mut(&vi) else { return 0 };
-        let credit = state.places.credit();
-        (state.credit_told, state.credit_untold) = (credit, false);
-        count_news(state, &mut self.news);
-        let (remote, assurance) = (state.remote, state.sends);
+        state.note_told(&mut self.news);
+        let (credit, remote, assurance) = (state.credit_told, state.remote, state.sends);
         let Some(message) = state.message(run.message) else { return 0 };
         let mut flags = HeaderFlags::default();
         for (flag, wanted) in [
@@ -1141,7 +1226,6 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// news, or of none.
     fn piggyback(&mut self, tells: bool) -> u64 {
         let Some(last) = self.received.last() else { return 0 };
-        let run = (last.end - last.start).min(RUN_MAX);
         if self.received.len() == 1 && last.end - last.start <= RUN_MAX {
             self.unacknowledged = 0;
             // News of credit on other VIs still has to be told.
@@ -1150,7 +1234,11 @@ impl<S: Source, T: Sink> Session<S, T> {
                 self.acknowledge_now = false;
             }
         }
-        last.end << 16 | run
+        self.latest_run()
+    }
+
+    fn latest_run(&self) -> u64 {
+        self.received.last().map_or(0, |last| last.end << 16 | (last.end - last.start).min(RUN_MAX))
     }
 
     /// All ranges that were received, and all credits that are news.
@@ -1173,8 +1261,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         out.push(told as u8);
         if has_news {
             for state in self.vis.values_mut().filter(|state| state.has_news).take(told) {
-                (state.credit_told, state.credit_untold) = (state.places.credit(), false);
-                count_news(state, &mut self.news);
+                state.note_told(&mut self.news);
                 out.extend_from_slice(&state.remote.to_le_bytes());
                 out.extend_from_slice(&state.credit_told.to_le_bytes());
             }
@@ -1297,7 +1384,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         };
         if header.ack != self.ack_taken {
             self.ack_taken = header.ack;
-            if self.settles_all(header.ack) && self.state == State::Open && !self.events.is_empty() {
+            if self.settles_all(header.ack) && self.state == State::Open && self.has_events() {
                 self.ack_left = Some((header.ack, now));
             } else {
                 self.handle_ack(now, header.ack);

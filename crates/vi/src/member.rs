@@ -82,7 +82,7 @@ impl Member {
     /// Carries messages, where that is for whoever looks to do.
     pub(crate) fn attend(&self) {
         if let Member::Wire(member) = self {
-            member.carrier().attend();
+            member.attend();
         }
     }
 

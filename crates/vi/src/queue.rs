@@ -108,7 +108,7 @@ impl CompletionQueue {
             self.reload();
         }
         for carrier in &self.carriers {
-            carrier.attend();
+            let _ = carrier.attend(false);
         }
         self.find_ready()
     }

@@ -209,8 +209,11 @@ impl Vi {
                 if !tx.member().process.is_this() {
                     return None;
                 }
-                if !line.has_done(Side::Sent) && !line.has_done(Side::Received) {
-                    tx.member().carrier().attend();
+                if !line.has_done(Side::Sent)
+                    && !line.has_done(Side::Received)
+                    && let Some(done) = rx.attend()
+                {
+                    return Some(done);
                 }
                 // What came is mostly waited for, more than word of what went; but both get their turn.
                 match self.turn.is_multiple_of(TURNS) {

@@ -104,6 +104,12 @@ impl WireMember {
         &self.terms.carrier
     }
 
+    /// Looks at the network for everybody.
+    pub(crate) fn attend(&self) {
+        let handed = self.carrier().attend(false);
+        debug_assert!(handed.is_none(), "nobody asked for it");
+    }
+
     pub(crate) fn ready(&self) -> bool {
         self.line.has_done(Side::Sent) || self.line.has_done(Side::Received) || self.end_unnoticed()
     }
@@ -122,21 +128,12 @@ impl WireMember {
         self.line.ended().map(failure)
     }
 
-    /// Waits until `look` finds something. It is told whether to attend to the network, or only to look at what
-    /// is done.
     /// Whether something may be posted.
     fn check_open(&self) -> Result<(), PostError> {
         if !self.process.is_this() {
             return Err(PostError::ForkedChild);
         }
         self.end().map_or(Ok(()), |failure| Err(PostError::NotConnected(failure)))
-    }
-
-    /// Looks at the network, unless something is done.
-    fn attend_for(&self, side: Side) {
-        if !self.line.has_done(side) {
-            self.carrier().attend();
-        }
     }
 
     /// A half with so much outstanding found nothing: `ended` is set once the connection is over and everything
@@ -151,6 +148,8 @@ impl WireMember {
         }
     }
 
+    /// Waits until `look` finds something. It is told whether to attend to the network, or only to look at what
+    /// is done.
     pub(crate) fn wait_for<T>(
         &self,
         spin: &SpinRules,
@@ -338,7 +337,9 @@ impl WireSender {
         if !self.member.process.is_this() {
             return None;
         }
-        self.member.attend_for(Side::Sent);
+        if !self.member.line.has_done(Side::Sent) {
+            self.member.attend();
+        }
         self.take()
     }
 
@@ -389,7 +390,7 @@ impl WireSender {
                 return Some(Err(WaitError::NotConnected(failure)));
             }
             if attend {
-                member.carrier().attend();
+                member.attend();
             }
             None
         })?
@@ -495,8 +496,18 @@ impl WireReceiver {
         if !self.member.process.is_this() {
             return None;
         }
-        self.member.attend_for(Side::Received);
+        if !self.member.line.has_done(Side::Received)
+            && let Some(done) = self.attend()
+        {
+            return Some(done);
+        }
         self.take()
+    }
+
+    /// Looks at the network; what came may be handed over at once.
+    pub(crate) fn attend(&mut self) -> Option<Completion> {
+        let done = self.member.carrier().attend(true)?;
+        Some(self.hand_out(done))
     }
 
     /// What is done, without looking at the network.
@@ -505,6 +516,10 @@ impl WireReceiver {
             self.member.notice_end(&mut self.ended, self.posted);
             return None;
         };
+        Some(self.hand_out(done))
+    }
+
+    fn hand_out(&mut self, done: Done) -> Completion {
         self.posted -= 1;
         let Done { token, status, length, immediate, control, payload_token, parcel } = done;
         if let Some(token) = payload_token {
@@ -524,7 +539,7 @@ impl WireReceiver {
         let mut control = Control::new(&control).unwrap_or_default();
         control.set_token(payload_token.map(PayloadToken));
         let status = status.map_err(failure);
-        Some(Completion { token, operation: Operation::Receive, status, length, immediate, control, payload })
+        Completion { token, operation: Operation::Receive, status, length, immediate, control, payload }
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<Completion, WaitError> {

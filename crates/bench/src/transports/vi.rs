@@ -187,7 +187,8 @@ impl Interface {
     fn next(&mut self) -> Result<(), BenchError> {
         let mut patience = Patience::default();
         loop {
-            if self.hot {
+            // Between hosts each look is a system call, whether at the queue or at the VI.
+            if self.hot || self.over_udp && self.spinning {
                 if let Some(done) = self.vi.poll() {
                     return self.handle(done);
                 }
@@ -196,7 +197,7 @@ impl Interface {
             if !self.spinning {
                 self.queue.wait(PATIENCE).map_err(BenchError::library(self.name, "waiting"))?;
                 self.hot = true;
-            } else if self.queue.poll().is_some() {
+            } else if !self.over_udp && self.queue.poll().is_some() {
                 self.hot = true;
             } else {
                 patience.spin()?;

@@ -162,6 +162,11 @@ impl Favourite {
         if main_first { Look::MainThenFavourite } else { Look::FavouriteThenMain }
     }
 
+    /// The main socket has something.
+    pub(super) fn look_at_main(&mut self) {
+        self.turn.countdown = 0;
+    }
+
     /// What a look at the main socket found.
     pub(super) fn note_main(&mut self, found: bool) {
         let turn = &mut self.turn;
@@ -216,7 +221,7 @@ impl Turn {
     }
 }
 
-const INTERVAL_MAX: u32 = 8;
+const INTERVAL_MAX: u32 = 32;
 const OVERDUE_MAX: u32 = 8;
 /// Others may send to the main socket without end.
 const DRAINING_LOOKS_MAX: u32 = 256;

@@ -105,7 +105,12 @@ impl Pace {
 
     /// A call for one brought one, of so many bytes.
     pub(super) fn note_single(&mut self, bytes: u64) {
-        self.calm = if bytes <= CALM_BYTES_MOST && self.calm < CALM.end { self.calm + 1 } else { 0 };
+        self.calm = match self.calm + 1 {
+            _ if bytes > CALM_BYTES_MOST => 0,
+            // The kernel was asked just now.
+            calm if calm > CALM.end => CALM.start,
+            calm => calm,
+        };
         self.singles += 1;
         if self.singles >= self.singles_max && bytes <= HOT_BYTES / 2 {
             (self.slots, self.singles) = (2, 0);

@@ -730,3 +730,104 @@ fn packets_that_go_from_where_they_lie_are_the_same_packets() {
     }
     assert!(ways[0] == ways[1] && ways[0] == ways[2]);
 }
+
+/// Sends a message ahead if it may, or else posts it; whether it went ahead.
+fn send_ahead(world: &mut World, from: usize, message: Outgoing<Vec<u8>>) -> bool {
+    let (now, mut packet) = (world.now, Vec::new());
+    if !world.sides[from].write_ahead(1, &message, &mut packet) {
+        assert!(packet.is_empty());
+        world.sides[from].post_send(1, message).unwrap();
+        return false;
+    }
+    world.toss(from, &packet);
+    world.sides[from].note_ahead(now, 1, message, packet.len());
+    true
+}
+
+#[test]
+fn what_goes_ahead_is_what_would_have_gone() {
+    for secret in [false, true] {
+        // The same questions and answers, in packets that were posted and in packets that went ahead.
+        let mut ways = Vec::new();
+        for ahead in [false, true] {
+            let config = SessionConfig::default();
+            let sides = if secret { sealed(7, &config) } else { [plain(1, 2, &config), plain(2, 1, &config)] };
+            let mut world = World::new(5, Weather { delay_us: 50, ..Weather::default() }, sides);
+            world.sides.iter_mut().for_each(|side| (0..9).for_each(|n| side.post_receive(1, place(n, 2000)).unwrap()));
+            world.run(Duration::from_millis(20), |_| false);
+            let (mut packets, mut went_ahead) = (Vec::new(), 0);
+            for round in 0..300u64 {
+                let from = (round % 2) as usize;
+                let control = vec![3; round as usize % 129];
+                let message = Outgoing { control, ..send(round, content(1, round, round as usize * 7 % 1500)) };
+                match ahead {
+                    true => went_ahead += usize::from(send_ahead(&mut world, from, message)),
+                    false => world.sides[from].post_send(1, message).unwrap(),
+                }
+                world.sides.iter().for_each(check_counts);
+                let events = world.events[1 - from].len();
+                let arrived = world.run(Duration::from_millis(1), |world| {
+                    packets.extend(world.on_the_way.iter().map(|Reverse(packet)| packet.3.clone()));
+                    received(&world.events[1 - from][events..]) == 1
+                });
+                assert!(arrived, "message {round}");
+                world.sides[1 - from].post_receive(1, place(round, 2000)).unwrap();
+            }
+            assert_eq!(went_ahead > 150, ahead, "{went_ahead} went ahead");
+            packets.dedup();
+            let stats = world.sides.each_ref().map(Session::stats);
+            let deadlines = world.sides.each_ref().map(Session::poll_timeout);
+            ways.push((packets, stats, deadlines, world.now, format!("{:?}", world.events)));
+        }
+        let [(posted, ..), (ahead, ..)] = &ways[..] else { unreachable!() };
+        let differs = posted.iter().zip(ahead).position(|(posted, ahead)| posted != ahead);
+        assert_eq!((differs, posted.len()), (None, ahead.len()), "sealed: {secret}");
+        assert_eq!(ways[0], ways[1], "sealed: {secret}");
+    }
+}
+
+#[test]
+fn questions_and_answers_go_ahead_in_any_weather() {
+    let mut went_ahead = 0;
+    for seed in 0..60 {
+        let config = SessionConfig::default();
+        let sides = if seed % 3 == 0 { sealed(seed, &config) } else { [plain(1, 2, &config), plain(2, 1, &config)] };
+        let mut world = World::new(seed, Weather { partition_ms: None, ..stormy(seed) }, sides);
+        let mut sent = [0, 0];
+        world.sides.iter_mut().for_each(|side| (0..20).for_each(|n| side.post_receive(1, place(n, 3000)).unwrap()));
+        for round in 0..80 {
+            for (side, sent) in sent.iter_mut().enumerate() {
+                if world.random.chance(0.8) {
+                    world.sides[side].post_receive(1, place(round, 3000)).unwrap();
+                }
+                // Sometimes one waits for the other, sometimes both talk at once.
+                for _ in 0..world.random.below(2 + round % 2) {
+                    let bytes = world.random.below(3000) as usize;
+                    let message = send(*sent, content(1, *sent, if bytes < 2000 { 4 } else { bytes }));
+                    went_ahead += usize::from(send_ahead(&mut world, side, message));
+                    world.sides.iter().for_each(check_counts);
+                    *sent += 1;
+                }
+            }
+            let patience = Duration::from_micros(world.random.below(100_000));
+            world.run(patience, |_| false);
+        }
+        for side in 0..2 {
+            (0..160).for_each(|n| world.sides[side].post_receive(1, place(n, 3000)).unwrap());
+        }
+        let all = |world: &World| (0..2).all(|side| received(&world.events[1 - side]) as u64 == sent[side]);
+        assert!(world.run(Duration::from_secs(600), all), "seed {seed}: stuck");
+        let told = |world: &World| (0..2).all(|side| world.sides[side].stats().messages_sent == sent[side]);
+        assert!(world.run(Duration::from_secs(60), told), "seed {seed}: not all were told");
+        for side in 0..2 {
+            let mut next = 0;
+            for event in &world.events[side] {
+                let Event::Received { target: Some(target), length, immediate, status, .. } = event else { continue };
+                assert_eq!((*status, u64::from(*immediate)), (Ok(()), next), "seed {seed}");
+                assert_eq!(&target[..*length], &content(1, next, *length)[..], "seed {seed}");
+                next += 1;
+            }
+        }
+    }
+    assert!(went_ahead > 500, "{went_ahead} went ahead");
+}
