@@ -57,7 +57,7 @@ pub(crate) struct Port {
     sockets: Mutex<Arc<[OwnedFd]>>,
     /// The thread's.
     bell: OwnedFd,
-    /// In microseconds of the port's clock; 0 while the thread is awake, or naps.
+    /// In microseconds of the port's clock; 0 while the thread is awake, or naps, or has been woken.
     sleeps_until: AtomicU64,
     /// The thread sleeps until whoever rests is awake.
     relies: AtomicBool,
@@ -331,7 +331,7 @@ impl Port {
         }
         if deadline < self.sleeps_until.load(SeqCst) {
             // It was told of a later one.
-            ring(&self.bell);
+            self.rouse();
         }
         let concerned = changed || told || deadline < self.rests_until.load(SeqCst);
         if concerned && self.resting.load(SeqCst) {
@@ -385,9 +385,7 @@ impl Port {
         if self.has_work() {
             // It waits for the next look, or whoever has the board accepts or closes and does not look. Those
             // who are awake do soon.
-            if self.sleeps_until.load(SeqCst) != 0 {
-                ring(&self.bell);
-            }
+            self.rouse();
             if self.resting.load(SeqCst) {
                 ring(&self.rest_bell);
             }
@@ -453,6 +451,10 @@ impl Port {
                     // Whoever is about to announces that and then looks at the deadline; here it is the other
                     // way round. An exchange, since whoever looked waits, and a fence takes thrice as long.
                     self.deadline.swap(0, SeqCst);
+                    if self.driver == Driver::Caller {
+                        // The thread is woken by what came, but may have to wait for this very CPU.
+                        self.rouse();
+                    }
                     if self.is_alone() {
                         self.tell(&mut board);
                         return board.take_handed();
@@ -472,6 +474,13 @@ impl Port {
         let handed = board.take_handed();
         self.finish(board);
         handed
+    }
+
+    /// Wakes the thread, if it sleeps and nobody has done so.
+    fn rouse(&self) {
+        if self.sleeps_until.load(SeqCst) != 0 && self.sleeps_until.swap(0, SeqCst) != 0 {
+            ring(&self.bell);
+        }
     }
 
     /// True if nobody sleeps who relies on being told of deadlines.
@@ -599,9 +608,7 @@ impl Carrier for Carriage {
         match port.driver {
             Driver::Thread => {
                 port.keep(line, self.key, work);
-                if port.sleeps_until.load(SeqCst) != 0 {
-                    ring(&port.bell);
-                }
+                port.rouse();
             }
             Driver::Caller => port.post_by_caller(line, self.key, work),
         }

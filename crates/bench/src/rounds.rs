@@ -289,16 +289,21 @@ fn calibrate(
     let mut starts: Vec<Start> = contestants.iter().copied().map(start).collect();
     let clock = Instant::now();
     contest.heat(&starts)?;
-    let bursts = contest.heat(&starts)?;
-    let warm = clock.elapsed();
-    let mut expected = Duration::ZERO;
-    for (start, burst) in starts.iter_mut().zip(bursts) {
-        let each = burst.nanoseconds / start.count as f64;
-        start.count = match bench {
-            Bench::Wire => messages_on_a_wire(exercise, each),
-            _ => messages(start.contestant, exercise, size, each),
-        };
-        expected += Duration::from_nanos((each * start.count as f64) as u64);
+    // A few messages take as long as it takes to begin: what they say is tried, and corrected.
+    let tries = if (bench, exercise) == (Bench::Wire, Exercise::PingPong) { 3 } else { 1 };
+    let (mut warm, mut expected) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..tries {
+        let bursts = contest.heat(&starts)?;
+        warm = warm.max(clock.elapsed());
+        expected = Duration::ZERO;
+        for (start, burst) in starts.iter_mut().zip(bursts) {
+            let each = burst.nanoseconds / start.count as f64;
+            start.count = match bench {
+                Bench::Wire => messages_on_a_wire(exercise, each),
+                _ => messages(start.contestant, exercise, size, each),
+            };
+            expected += Duration::from_nanos((each * start.count as f64) as u64);
+        }
     }
     Ok(Card { exercise, size, starts, longest: expected.max(warm / 2) })
 }
@@ -396,7 +401,7 @@ const WAIT_FOR_STATE: Duration = Duration::from_millis(20);
 
 const PING_PONG_NS: f64 = 300_000.0;
 const STREAM_NS: f64 = 800_000.0;
-const WIRE_PING_PONG_NS: f64 = 1_000_000.0;
+const WIRE_PING_PONG_NS: f64 = 3_000_000.0;
 const WIRE_STREAM_NS: f64 = 20_000_000.0;
 const WIRE_ASLEEP_NS: f64 = 40_000_000.0;
 const STREAM_BYTES: usize = 8 << 20;
