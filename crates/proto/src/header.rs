@@ -204,6 +204,9 @@ impl Header {
 
     /// The header at the start of `packet`, checked for form. That it is true, only
     /// [`crate::Sealing::open`] can tell.
+    // In the caller's registers: written to memory field by field and read in larger pieces, it would wait for
+    // all stores before, those of the last payload too.
+    #[inline(always)]
     pub fn parse(packet: &[u8]) -> Result<Header, Malformed> {
         // The version comes before the length: another version may have shorter packets, and its
         // sender deserves the right diagnosis.
