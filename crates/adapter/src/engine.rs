@@ -125,14 +125,18 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         }
         self.out.clear();
         let Some(to) = self.endpoint.write_ahead(session, vi, &message, &mut self.out) else { return Err(message) };
-        let burst = Burst { to, bytes: &self.out, segment: self.out.len() };
-        match self.link.send(&[burst]) {
-            Ok(0) => self.counters.link_full += 1,
+        let bytes = self.out.len();
+        match self.link.send(&[Burst { to, bytes: &self.out, segment: bytes }]) {
+            Ok(0) => {
+                // It waits for room.
+                self.counters.link_full += 1;
+                self.bursts.push_back((to, 0..bytes, bytes));
+            }
             Ok(_) => {}
+            // It is lost, as far as the protocol is concerned, and will be noticed.
             Err(_) => self.counters.refused += 1,
         }
-        // One that the link did not take is lost, as far as the protocol is concerned, and will be noticed.
-        let (now, bytes) = (now(), self.out.len());
+        let now = now();
         if let Some(session) = self.endpoint.session(session) {
             session.note_ahead(now, vi, message, bytes);
         }

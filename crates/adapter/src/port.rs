@@ -190,7 +190,7 @@ impl Port {
         });
         let result = result.and_then(|()| self.connected(key, line).ok_or_else(not_accepted));
         if result.is_err() {
-            self.close(key, true);
+            self.close(key, usize::MAX);
         }
         result
     }
@@ -259,11 +259,14 @@ impl Port {
         ring(&self.bell);
     }
 
-    fn close(&self, key: Key, aborted: bool) {
+    /// A line is not used any more, with so many messages whose completions nobody has taken.
+    fn close(&self, key: Key, outstanding: usize) {
         let mut board = self.board();
         // What was posted before it was closed goes nowhere, but comes out of the line.
         board.take_work(key);
-        board.close(key, aborted);
+        // Word of what has arrived may have been left for later.
+        board.send(self.now());
+        board.close(key, outstanding);
         board.send(self.now());
         self.finish(board);
         if !self.held.load(SeqCst) {
@@ -455,6 +458,10 @@ impl Port {
                         // The thread is woken by what came, but may have to wait for this very CPU.
                         self.rouse();
                     }
+                    if !board.news.is_empty() {
+                        // The same holds for what is done.
+                        fence(SeqCst);
+                    }
                     if self.is_alone() {
                         self.tell(&mut board);
                         return board.take_handed();
@@ -476,7 +483,8 @@ impl Port {
         handed
     }
 
-    /// Wakes the thread, if it sleeps and nobody has done so.
+    /// Wakes the thread, if it sleeps and nobody has done so. Whoever is held up between the two steps holds up
+    /// others who rely on it, until then or until the thread wakes by itself.
     fn rouse(&self) {
         if self.sleeps_until.load(SeqCst) != 0 && self.sleeps_until.swap(0, SeqCst) != 0 {
             ring(&self.bell);
@@ -666,8 +674,8 @@ impl Carrier for Carriage {
         place
     }
 
-    fn close(&self, aborted: bool) {
-        self.port.close(self.key, aborted);
+    fn close(&self, outstanding: usize) {
+        self.port.close(self.key, outstanding);
     }
 }
 

@@ -92,6 +92,8 @@ pub(crate) struct Switchboard {
     message_bytes_max: usize,
     /// When events were handed out last.
     now: Duration,
+    /// When the link is asked to look everywhere.
+    everywhere_at: Duration,
     /// Lines to be told.
     pub news: Vec<Arc<Line>>,
     /// Something changed for those who connect or accept.
@@ -110,6 +112,7 @@ impl Switchboard {
             listening,
             message_bytes_max,
             now: Duration::ZERO,
+            everywhere_at: Duration::ZERO,
             news: Vec::new(),
             changed: false,
             looked_at: None,
@@ -132,6 +135,11 @@ impl Switchboard {
 
     /// Takes in what has come, if something has, and answers. For who knows that there is nothing else to do.
     pub(crate) fn look(&mut self, now: Duration) -> Found {
+        if now >= self.everywhere_at {
+            // Who looks rarely is not to wait for the link's own count of looks.
+            self.everywhere_at = now + EVERYWHERE;
+            self.engine.link().note_ready(0);
+        }
         // The kernel refuses to receive only for want of memory, which passes.
         if !self.engine.receive(now).unwrap_or(false) {
             return Found::Nothing;
@@ -278,10 +286,12 @@ impl Switchboard {
         }
     }
 
-    /// This side is done with a line. What it still held is dropped with it.
-    pub(crate) fn close(&mut self, key: Key, aborted: bool) {
+    /// This side is done with a line, and has not taken the completions of so many messages. What it still held
+    /// is dropped with it.
+    pub(crate) fn close(&mut self, key: Key, outstanding: usize) {
         let Some(party) = self.parties.get_mut(&key.session) else { return };
         let Some(circuit) = party.circuits.remove(&key.vi) else { return };
+        let aborted = outstanding > circuit.line.done_count(Side::Sent);
         party.closing = party.ours && party.circuits.is_empty();
         let last = party.closing;
         match circuit.standing {
@@ -820,6 +830,8 @@ fn fault(ending: Ending, closed: Fault) -> Fault {
     }
 }
 
+/// How long a socket that is looked at rarely may be left alone.
+const EVERYWHERE: Duration = Duration::from_micros(100);
 /// Where expected places wait.
 const EXPECTED: usize = 2;
 /// A session that was heard so lately is used for another VI.

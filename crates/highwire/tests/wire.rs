@@ -737,3 +737,86 @@ fn the_first_message_goes_at_once() {
         }
     }
 }
+
+/// Looks until a message has come.
+fn look_for_message(look: &mut dyn FnMut() -> Option<Completion>) -> Completion {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Some(done) if done.operation == Operation::Receive => return done,
+            _ => assert!(Instant::now() < until, "no message came"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn one_that_is_closed_after_the_answer_was_not_aborted() {
+    for wire in wires() {
+        for _ in 0..5 {
+            let Pair { mut here, mut there, memory: _memory } = Pair::new(&wire);
+            let server = std::thread::spawn(move || {
+                (0..2).for_each(|_| there.post_recv(Receive::new(1).in_place()).unwrap());
+                look_for_message(&mut || there.poll());
+                there.send_bytes(2, b"answer").unwrap();
+                // The second receive comes back with the end.
+                look_for_message(&mut || there.poll()).status
+            });
+            here.post_recv(Receive::new(1).in_place()).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+            here.send_bytes(1, b"question").unwrap();
+            // The answer has told that the question arrived, whether that was looked at or not.
+            look_for_message(&mut || here.poll());
+            drop(here);
+            assert_eq!(server.join().unwrap(), Err(Failure::PeerClosed), "{wire:?}");
+        }
+    }
+}
+
+#[test]
+fn word_of_what_went_reaches_the_other_half_at_once() {
+    const ROUNDS: usize = 60;
+    let wire = WireConfig { driver: Driver::Caller, ..WireConfig::default() };
+    let Pair { here, mut there, memory: _memory } = Pair::new(&wire);
+    let server = std::thread::spawn(move || {
+        (0..4).for_each(|_| there.post_recv(Receive::new(1).in_place()).unwrap());
+        for _ in 0..ROUNDS {
+            look_for_message(&mut || there.poll());
+            there.post_recv(Receive::new(1).in_place()).unwrap();
+            std::thread::sleep(Duration::from_micros(300));
+            there.send_bytes(2, b"answer").unwrap();
+        }
+        there.sender().flush(PATIENCE).unwrap();
+    });
+    let (mut tx, mut rx) = here.split();
+    (0..ROUNDS).for_each(|_| rx.post_recv(Receive::new(1).in_place()).unwrap());
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let sender = std::thread::spawn(move || {
+        let mut told = Vec::new();
+        while gone.recv().is_ok() {
+            tx.send_bytes(1, b"question").unwrap();
+            tx.wait(PATIENCE).unwrap();
+            told.push(Instant::now());
+        }
+        told
+    });
+    let mut came = Vec::new();
+    for _ in 0..ROUNDS {
+        go.send(()).unwrap();
+        look_for_message(&mut || rx.poll());
+        came.push(Instant::now());
+        // This half goes on looking; the other one sleeps.
+        while came[came.len() - 1].elapsed() < Duration::from_millis(3) {
+            assert!(rx.poll().is_none());
+            std::thread::yield_now();
+        }
+    }
+    drop(go);
+    let told = sender.join().unwrap();
+    server.join().unwrap();
+    let mut late: Vec<Duration> =
+        told.iter().zip(&came).map(|(told, came)| told.saturating_duration_since(*came)).collect();
+    late.sort();
+    // It would be a millisecond if it waited for a timer.
+    assert!(late[ROUNDS / 2] < Duration::from_micros(700), "{late:?}");
+}

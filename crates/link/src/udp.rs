@@ -459,8 +459,8 @@ impl Link for UdpLink {
     }
 
     fn note_ready(&mut self, descriptor: usize) {
-        if let (MAIN, Some(favourite)) = (descriptor, &mut self.favourite) {
-            favourite.look_at_main();
+        if let Some(favourite) = &mut self.favourite {
+            favourite.note_ready(descriptor == MAIN);
         }
     }
 
@@ -520,6 +520,7 @@ fn receive_plain(
         }
         Err(errno) => {
             // The network may tell a connected socket of anything, and does so once.
+            socket.is_empty = errno == Errno::AGAIN;
             counters.soft_errors += u64::from(!matches!(errno, Errno::AGAIN | Errno::INTR));
             socket.pace.note_empty(1);
             false
@@ -535,6 +536,7 @@ fn receive_at(
     inbox: &mut Inbox,
     is_soft: impl Fn(Errno) -> bool,
 ) -> Result<bool, Errno> {
+    socket.is_empty = false;
     for _ in 0..SOFT_ERRORS_MAX {
         counters.system_calls += 1;
         let offered = socket.pace.offer(inbox.datagrams());
@@ -549,6 +551,7 @@ fn receive_at(
         match received {
             Ok(()) => return Ok(true),
             Err(Errno::AGAIN) => {
+                socket.is_empty = true;
                 socket.pace.note_empty(offered);
                 return Ok(false);
             }

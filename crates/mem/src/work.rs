@@ -307,8 +307,9 @@ pub trait Carrier: Debug + Send + Sync {
     /// Takes an expected place back: nothing lands in it afterwards.
     fn revoke(&self, payload_token: u64) -> Option<Place>;
 
-    /// The VI is gone, with work outstanding or without.
-    fn close(&self, aborted: bool);
+    /// The VI is gone, and has not taken the completions of so many messages. If some of those are not even done,
+    /// the peer is told that the VI was aborted.
+    fn close(&self, outstanding: usize);
 }
 
 /// The way to other hosts: what an adapter offers to VIs.

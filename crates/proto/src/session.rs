@@ -807,6 +807,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         let death = self.last_heard + self.config.death;
         let alive = self.last_sent.max(self.last_heard) + self.death_quarter;
         let mut by = death.min(alive);
+        // What was left for later is done at the next occasion.
+        if let Some((_, at)) = self.ack_left {
+            by = by.min(at);
+        }
         for timer in [self.acknowledge_by, self.lost_by, self.probe_by, self.close_by, self.ask_by] {
             by = timer.map_or(by, |timer| timer.min(by));
         }
@@ -1310,12 +1314,19 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Packets are about to leave.
     fn begin_departure(&mut self, now: Duration) {
+        let mut delivered = self.delivered;
         if self.is_quiet() {
-            // A new flight: what the path can do is measured from here on.
-            (self.flight_began, self.delivered_at) = (now, now);
+            // A new flight: what the path can do is measured from here on, and there is nothing to ask for. What
+            // an acknowledgement settles that was left for later has arrived.
+            (self.flight_began, self.delivered_at, self.unasked) = (now, now, 0);
+            delivered += self.ledger.in_flight();
         }
-        let delivered = (self.delivered, self.delivered_at);
-        self.ledger.depart(Departure { sent_at: now, delivered, flight_began: self.flight_began, held_back: false });
+        self.ledger.depart(Departure {
+            sent_at: now,
+            delivered: (delivered, self.delivered_at),
+            flight_began: self.flight_began,
+            held_back: false,
+        });
     }
 
     /// They have left.
@@ -1691,9 +1702,15 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Takes the acknowledgement that was left for later.
     fn take_ack_left(&mut self) {
-        if let Some((ack, at)) = self.ack_left.take() {
-            self.handle_ack(at, ack);
+        let Some((ack, at)) = self.ack_left.take() else { return };
+        let flight = (self.flight_began, self.delivered_at);
+        self.acknowledge(at, run_of(ack), Duration::ZERO);
+        if !self.ledger.is_empty() {
+            // Something has left since, in a flight of its own.
+            (self.flight_began, self.delivered_at) = flight;
         }
+        // For what has left since, the timer begins when it left.
+        self.after_acknowledgements(at.max(self.last_sent));
     }
 
     /// The acknowledgement in a header, which says nothing about how long it was held back.

@@ -197,8 +197,7 @@ impl WireMember {
             return;
         }
         self.queue.part(self.id);
-        let aborted = self.outstanding.load(SeqCst) > self.line.done_count(Side::Sent);
-        self.carrier().close(aborted);
+        self.carrier().close(self.outstanding.load(SeqCst));
     }
 }
 

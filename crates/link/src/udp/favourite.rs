@@ -127,9 +127,9 @@ impl Favourite {
         self.peer.filter(|_| self.pure)
     }
 
-    /// Nothing was there.
+    /// Nothing was received.
     pub(super) fn note_empty(&mut self) {
-        self.pure = self.peer.is_some();
+        self.pure = self.peer.is_some() && self.socket.is_empty;
     }
 
     /// Something came.
@@ -162,9 +162,12 @@ impl Favourite {
         if main_first { Look::MainThenFavourite } else { Look::FavouriteThenMain }
     }
 
-    /// The main socket has something.
-    pub(super) fn look_at_main(&mut self) {
-        self.turn.countdown = 0;
+    /// The main socket has something, or this one.
+    pub(super) fn note_ready(&mut self, main: bool) {
+        match main {
+            true => self.turn.countdown = 0,
+            false => self.turn.main_was_last = false,
+        }
     }
 
     /// What a look at the main socket found.

@@ -13,6 +13,8 @@ pub(super) struct Socket {
     pub(super) pace: Pace,
     /// It was full, and is watched until it has room.
     pub(super) awaits_room: bool,
+    /// Nothing was in its queue at the last look.
+    pub(super) is_empty: bool,
 }
 
 impl Socket {
@@ -30,7 +32,7 @@ impl Socket {
         if let Some(bytes) = options.send_buffer_bytes {
             let _ = sockopt::set_socket_send_buffer_size(&descriptor, bytes);
         }
-        Ok(Socket { descriptor, drops_seen: 0, pace: Pace::new(), awaits_room: false })
+        Ok(Socket { descriptor, drops_seen: 0, pace: Pace::new(), awaits_room: false, is_empty: false })
     }
 
     /// How many datagrams were dropped since the kernel last told its count, which is now `drops`.

@@ -831,3 +831,100 @@ fn questions_and_answers_go_ahead_in_any_weather() {
     }
     assert!(went_ahead > 500, "{went_ahead} went ahead");
 }
+
+/// Two sides that talk as callers do: what came is handed out, and only then the rest is seen to.
+fn callers() -> World {
+    let mut world = World::fine(5);
+    world.sides.iter_mut().for_each(|side| (0..300).for_each(|n| side.post_receive(1, place(n, 30_000)).unwrap()));
+    world.run(Duration::from_millis(20), |_| false);
+    world
+}
+
+/// Hands one side what is on its way there, and takes events, without letting it send.
+fn deliver(world: &mut World, to: usize) {
+    let mut others = BinaryHeap::new();
+    while let Some(Reverse(packet)) = world.on_the_way.pop() {
+        if packet.2 != to {
+            others.push(Reverse(packet));
+            continue;
+        }
+        world.now = world.now.max(packet.0);
+        world.sides[to].handle_packet(world.now, &packet.3).unwrap();
+    }
+    world.on_the_way = others;
+    while let Some(event) = world.sides[to].poll_event() {
+        world.events[to].push(event);
+    }
+}
+
+/// Lets one side send what it has, and its timers run that are due.
+fn see_to_the_rest(world: &mut World, of: usize) {
+    if world.sides[of].poll_timeout().is_some_and(|at| at <= world.now) {
+        world.sides[of].handle_timeout(world.now);
+    }
+    let mut out = Vec::new();
+    while let Some(segment) = world.sides[of].poll_transmit(world.now, 64, &mut out) {
+        for packet in std::mem::take(&mut out).chunks(segment) {
+            world.toss(of, packet);
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_was_thought_about_is_sent_once() {
+    let mut world = callers();
+    for round in 0..200 {
+        let from = (round % 2) as usize;
+        world.now += Duration::from_micros(if from == 1 { 3500 } else { 0 });
+        assert!(send_ahead(&mut world, from, send(round, content(1, round, 64))), "message {round}");
+        see_to_the_rest(&mut world, from);
+        see_to_the_rest(&mut world, from);
+        deliver(&mut world, 1 - from);
+    }
+    let stats = world.sides.each_ref().map(Session::stats);
+    assert!(stats.iter().all(|stats| stats.probes == 0 && stats.packets_again == 0), "{stats:?}");
+}
+
+#[test]
+fn word_of_what_went_is_due_at_once() {
+    let mut world = callers();
+    for round in 0..50 {
+        let from = (round % 2) as usize;
+        send_ahead(&mut world, from, send(round, content(1, round, 64)));
+        see_to_the_rest(&mut world, from);
+        deliver(&mut world, 1 - from);
+        let other = &world.sides[1 - from];
+        assert!(round == 0 || other.ack_left.is_some() && other.poll_timeout().unwrap() <= world.now);
+    }
+}
+
+#[test]
+fn an_acknowledgement_that_was_left_does_not_make_the_path_seem_faster() {
+    // With each acknowledgement taken at once, and left until something has gone.
+    let windows = [true, false].map(|at_once| {
+        let mut world = callers();
+        let mut window = Vec::new();
+        for round in 0..8 {
+            world.now += Duration::from_millis(5);
+            world.sides[0].post_send(1, send(round, content(1, round, 20_000))).unwrap();
+            see_to_the_rest(&mut world, 0);
+            // The path takes its time.
+            world.now += Duration::from_millis(1);
+            for _ in 0..2 {
+                deliver(&mut world, 1);
+                send_ahead(&mut world, 1, send(round, content(1, round, 8)));
+                see_to_the_rest(&mut world, 1);
+                deliver(&mut world, 0);
+                if at_once {
+                    world.sides[0].take_ack_left();
+                }
+                send_ahead(&mut world, 0, send(round, content(1, round, 8)));
+                see_to_the_rest(&mut world, 0);
+            }
+            deliver(&mut world, 1);
+            window.push((world.sides[0].controller.window(), world.sides[0].controller.pace()));
+        }
+        window
+    });
+    assert_eq!(windows[0], windows[1]);
+}

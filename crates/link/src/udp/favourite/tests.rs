@@ -468,3 +468,22 @@ fn plainly_received_packets_are_never_put_down_to_another_sender() {
     }
     assert!(heard > 100);
 }
+
+#[test]
+fn a_look_after_the_favourite_polled_readable_is_there() {
+    let (mut left, mut right) = pair();
+    let mut third = link("127.0.0.1:0", UdpOptions::default());
+    favour(&mut left, right.local_address());
+    let mut inbox = Inbox::new();
+    for idle in 0..2 * INTERVAL_MAX {
+        drain(&mut left);
+        // A stranger was heard last, so the main socket is looked at most.
+        assert_eq!(third.send(&[Burst::single(left.local_address(), b"stranger")]), Ok(1));
+        while left.receive(&mut inbox).unwrap() == 0 {}
+        (0..4 + idle).for_each(|_| assert_eq!(left.receive(&mut inbox), Ok(0)));
+        assert_eq!(right.send(&[Burst::single(left.local_address(), b"favourite")]), Ok(1));
+        assert!(is_readable(left.descriptors()[1].unwrap()));
+        left.note_ready(1);
+        assert_eq!(left.receive(&mut inbox), Ok(1), "after {idle} looks in vain");
+    }
+}
