@@ -7,6 +7,7 @@
 //! * [`SimulatedLink`] is one end of a [`Network`] in virtual time, the same on every run of a seed.
 //! * [`Impaired`] loses, doubles, delays, reorders and corrupts what is sent over any link.
 //! * [`Traced`] writes a line for each packet of any link.
+//! * [`Recorded`] writes the packets of any link to a capture file, a [`Recording`].
 //!
 //! ```
 //! use highwire_link::{Burst, Inbox, Link, UdpLink, UdpOptions};
@@ -31,7 +32,9 @@ mod clock;
 mod impaired;
 mod inbox;
 mod link;
+mod pcap;
 mod random;
+mod recorded;
 mod simulated;
 mod traced;
 mod udp;
@@ -41,6 +44,8 @@ pub use clock::Clock;
 pub use impaired::{Impaired, ImpairedCounters, Impairments};
 pub use inbox::{DeliverError, Inbox};
 pub use link::{Link, LinkCounters, ReceiveError, SendError};
+pub use pcap::{Recording, RecordingError, RecordingOptions};
+pub use recorded::Recorded;
 pub use simulated::{Network, NetworkConfig, NetworkCounters, SimulatedLink};
 pub use traced::Traced;
 pub use udp::{BindError, LengthField, UdpLink, UdpOptions};

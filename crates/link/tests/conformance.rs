@@ -1,7 +1,8 @@
 //! What every link promises: one suite, run over all of them.
 
 use highwire_link::{
-    Burst, Clock, Impaired, Impairments, Inbox, Link, Network, NetworkConfig, SendError, Traced, UdpLink, UdpOptions,
+    Burst, Clock, Impaired, Impairments, Inbox, Link, Network, NetworkConfig, Recorded, Recording, SendError, Traced,
+    UdpLink, UdpOptions,
 };
 use std::any::Any;
 use std::io::Write;
@@ -388,6 +389,10 @@ fn traced(link: Box<dyn Link>) -> Box<dyn Link> {
     Box::new(Traced::new(link, std::io::sink(), Clock::real()))
 }
 
+fn recorded(link: Box<dyn Link>, clock: Clock) -> Box<dyn Link> {
+    Box::new(Recorded::new(link, Recording::create("/dev/null").unwrap(), clock))
+}
+
 suite! {
     udp_v4: udp("127.0.0.1:0", plain());
     udp_v6: udp("[::1]:0", plain());
@@ -400,9 +405,16 @@ suite! {
     udp_with_stock_buffers: udp("127.0.0.1:0", UdpOptions { receive_buffer_bytes: None, send_buffer_bytes: None, ..plain() });
     udp_unimpaired: wrapped(udp("127.0.0.1:0", plain()), |link| unimpaired(link, Clock::real()));
     udp_traced: wrapped(udp("127.0.0.1:0", plain()), traced);
+    udp_recorded: wrapped(udp("127.0.0.1:0", plain()), |link| recorded(link, Clock::real()));
+    udp_v6_recorded: wrapped(udp("[::1]:0", plain()), |link| recorded(link, Clock::real()));
+    udp_recorded_to_a_full_disk: wrapped(udp("127.0.0.1:0", plain()), |link| {
+        Box::new(Recorded::new(link, Recording::create("/dev/full").unwrap(), Clock::real()))
+    });
     simulated_plain: simulated(|link, _| link);
     simulated_unimpaired: simulated(unimpaired);
     simulated_traced: simulated(|link, clock| Box::new(Traced::new(link, std::io::sink(), clock)));
+    simulated_recorded: simulated(recorded);
+    simulated_unrecorded: simulated(|link, _| Box::new(Recorded::without(link)));
     impaired_without_effect: simulated(|link, clock| {
         // A partition long past: every packet is looked at and goes on its own.
         let impairments = Impairments { partitions: vec![Duration::ZERO..Duration::ZERO], ..Impairments::default() };
