@@ -2,7 +2,9 @@
 //! delays and parts, and messages of which every byte is checked.
 
 use crate::engine::Engine;
-use highwire_link::{Clock, Impaired, ImpairedCounters, Impairments, Network, NetworkConfig, SimulatedLink};
+use highwire_link::{
+    Clock, Impaired, ImpairedCounters, Impairments, Network, NetworkConfig, Recorded, Recording, SimulatedLink,
+};
 use highwire_proto::{
     Assurance, ClusterKey, Ending, Endpoint, EndpointConfig, EndpointEvent, Entropy, Event, Incoming, Keys, Outgoing,
     SeededEntropy, SessionStats,
@@ -162,7 +164,7 @@ impl fmt::Display for Report {
     }
 }
 
-type Side = Engine<Impaired<SimulatedLink>, Vec<u8>, Vec<u8>>;
+type Side = Engine<Recorded<Impaired<SimulatedLink>>, Vec<u8>, Vec<u8>>;
 
 /// One run.
 pub struct Simulation {
@@ -182,6 +184,16 @@ pub struct Simulation {
 impl Simulation {
     /// A run of this scenario, at its beginning.
     pub fn new(scenario: Scenario) -> Simulation {
+        Simulation::begin(scenario, None)
+    }
+
+    /// The same, with the packets that the side which connects sends and receives in a file. Times are those
+    /// of the simulation, so the file follows from the seed too.
+    pub fn recorded(scenario: Scenario, recording: Recording) -> Simulation {
+        Simulation::begin(scenario, Some(recording))
+    }
+
+    fn begin(scenario: Scenario, recording: Option<Recording>) -> Simulation {
         let network = Network::new(scenario.network.clone());
         let key = || ClusterKey::from_random([scenario.seed as u8; 32]);
         let side = |number: u64| {
@@ -189,6 +201,10 @@ impl Simulation {
             let clock = Clock::Simulated(network.clone());
             let link =
                 Impaired::new(network.link(address), scenario.impairments.clone(), scenario.seed ^ number << 32, clock);
+            let link = match recording.clone().filter(|_| number == 0) {
+                Some(recording) => Recorded::new(link, recording, Clock::Simulated(network.clone())),
+                None => Recorded::without(link),
+            };
             let keys = if scenario.sealed { Keys::new(key()) } else { Keys::insecure() };
             let mut config = EndpointConfig { listening: number == 1, ..EndpointConfig::default() };
             config.session.death = scenario.death;
@@ -252,7 +268,7 @@ impl Simulation {
         let [left, right] = &mut self.sides;
         Report {
             sides: [stats(left, self.sessions[0]), stats(right, self.sessions[1])],
-            weather: [left.link().impaired_counters(), right.link().impaired_counters()],
+            weather: [left, right].map(|side| side.link().beneath().impaired_counters()),
             outcome: self.outcome.unwrap_or(Outcome::Wrong("it never ended".into())),
             took: self.network.now(),
             arrived: self.arrived,
@@ -264,7 +280,7 @@ impl Simulation {
         self.use_sessions();
         let now = self.network.now();
         for side in 0..2 {
-            self.sides[side].link().flush_due();
+            self.sides[side].link().beneath().flush_due();
             if let Err(error) = self.sides[side].turn(now) {
                 return self.end(Outcome::Wrong(error.to_string()));
             }
@@ -275,7 +291,7 @@ impl Simulation {
         if self.arrived.0 == self.total() && self.sent == self.total() {
             return self.end(Outcome::Delivered);
         }
-        let due = self.sides.iter_mut().map(|side| [side.deadline(), side.link().next_due()]);
+        let due = self.sides.iter_mut().map(|side| [side.deadline(), side.link().beneath().next_due()]);
         let next = due.flatten().flatten().chain(self.network.next_arrival()).min();
         match next {
             Some(next) if next <= HOURS => self.network.advance_to(next.max(now)),

@@ -4,7 +4,9 @@ use crate::Engine;
 use crate::entropy::SystemEntropy;
 use crate::port::{Driver, Port, lock};
 use crate::switchboard::Switchboard;
-use highwire_link::{BindError, Clock, Impaired, Impairments, LengthField, Link, UdpLink, UdpOptions};
+use highwire_link::{
+    BindError, Clock, Impaired, Impairments, LengthField, Link, Recorded, Recording, UdpLink, UdpOptions,
+};
 use highwire_mem::Process;
 use highwire_mem::work::{Line, Wire, WireError, WireListener};
 use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, SessionConfig};
@@ -36,6 +38,10 @@ pub struct WireConfig {
     pub udp: UdpOptions,
     /// Treat what is sent badly, from a seed, to see how a program bears it.
     pub impairments: Option<(Impairments, u64)>,
+    /// Take down every packet that is sent or received, for Wireshark. All ports write to this one file, and
+    /// so does every other interface that is given a clone. Impairments come after it: what they lose was
+    /// sent.
+    pub record: Option<Recording>,
 }
 
 impl Default for WireConfig {
@@ -51,6 +57,7 @@ impl Default for WireConfig {
             vis_max: session.vis_max,
             udp: UdpOptions { length: Some(LENGTH), ..UdpOptions::default() },
             impairments: None,
+            record: None,
         }
     }
 }
@@ -107,6 +114,10 @@ impl UdpWire {
         let link: Box<dyn Link + Send> = match &self.config.impairments {
             Some((impairments, seed)) => Box::new(Impaired::new(link, impairments.clone(), *seed, Clock::real())),
             None => Box::new(link),
+        };
+        let link: Box<dyn Link + Send> = match &self.config.record {
+            Some(recording) => Box::new(Recorded::new(link, recording.clone(), Clock::real())),
+            None => link,
         };
         let session = SessionConfig {
             segment: if at.is_ipv6() { SEGMENT_V6 } else { SEGMENT_V4 },

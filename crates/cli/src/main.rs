@@ -4,6 +4,7 @@
 mod bench;
 mod demo;
 mod key;
+mod pcap;
 mod ping;
 mod simulate;
 mod wire;

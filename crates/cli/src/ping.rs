@@ -1,11 +1,13 @@
 //! `highwire ping` and `highwire echo`: is the other side there, and how far away?
 
+use crate::pcap;
 use crate::wire::WireArgs;
 use anyhow::Context;
 use clap::Args;
-use highwire::{Completion, Message, Nic, Operation, PeerId, Receive, Vi, WaitError};
+use highwire::{Completion, Message, Nic, Operation, PeerId, Receive, Recording, Vi, WaitError};
 use serde_json::json;
 use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 #[derive(Debug, Args)]
@@ -55,22 +57,36 @@ fn parse_interval(text: &str) -> Result<f64, String> {
 
 /// Answers every message with itself, until it is stopped.
 pub(crate) fn echo(args: &EchoArgs) -> anyhow::Result<()> {
-    let (nic, known_by) = args.wire.nic(CONNECT)?;
+    let recording = args.wire.pcap.recording_for(&args.address)?;
+    let (nic, known_by) = args.wire.nic(CONNECT, recording.clone())?;
     let listener = nic.listen(&args.address)?;
     crate::print(&format!("listening at {} with {known_by}; stop with Ctrl-C\n", listener.address()))?;
+    tell_of_the_end(recording.as_ref());
     loop {
         match listener.accept(A_DAY) {
             Ok(vi) => {
+                let recording = recording.clone();
                 std::thread::Builder::new().name("echo".into()).spawn(move || {
                     let from = name(vi.peer());
                     let _ = crate::print(&format!("{from} connected\n"));
                     let end = serve(vi);
                     let _ = crate::print(&format!("{from} left: {end:#}\n"));
+                    tell_of_the_end(recording.as_ref());
                 })?;
             }
             Err(highwire::AcceptError::TimedOut(_)) => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// Says that nothing is recorded any more, if that is so and was not said before.
+fn tell_of_the_end(recording: Option<&Recording>) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if let Some(error) = recording.and_then(Recording::error)
+        && !TOLD.swap(true, Relaxed)
+    {
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("highwire: {error}\n"));
     }
 }
 
@@ -103,8 +119,16 @@ fn serve(mut vi: Vi) -> anyhow::Error {
 
 /// Sends messages to whoever answers, and tells how long that took.
 pub(crate) fn ping(args: &PingArgs) -> anyhow::Result<()> {
+    let recording = args.wire.pcap.recording_for(&args.address)?;
+    let pinged = exchange(args, recording.clone());
+    // Packets are wanted all the more where nobody answered.
+    let recorded = pcap::finish(recording.as_ref());
+    pinged.and(recorded)
+}
+
+fn exchange(args: &PingArgs, recording: Option<Recording>) -> anyhow::Result<()> {
     let timeout = Duration::from_secs_f64(args.timeout);
-    let (nic, known_by) = args.wire.nic(timeout)?;
+    let (nic, known_by) = args.wire.nic(timeout, recording)?;
     let mut vi = nic.connect(&args.address)?;
     let mut times = Vec::new();
     for number in 0..args.count {

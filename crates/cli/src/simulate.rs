@@ -1,5 +1,6 @@
 //! `highwire simulate`: the protocol between hosts, in virtual time.
 
+use crate::pcap::{self, PcapArgs};
 use anyhow::bail;
 use clap::Args;
 use highwire::adapter::{Outcome, Report, Scenario, Simulation};
@@ -12,17 +13,25 @@ pub(crate) struct SimulateArgs {
     seed: u64,
     /// So many runs, of one seed after the other, a line for each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(conflicts_with = "pcap")]
     runs: u64,
     /// Print an object for each run, one a line, for programs
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pcap: PcapArgs,
 }
 
 pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
+    let recording = args.pcap.recording()?;
     let mut wrong = Vec::new();
     let mut ended = 0;
     for seed in args.seed..args.seed.saturating_add(args.runs) {
-        let report = Simulation::new(Scenario::from_seed(seed)).run();
+        let scenario = Scenario::from_seed(seed);
+        let report = match &recording {
+            Some(recording) => Simulation::recorded(scenario, recording.clone()).run(),
+            None => Simulation::new(scenario).run(),
+        };
         crate::print(&format!("{}\n", text(args, &report)))?;
         ended += u64::from(report.outcome != Outcome::Delivered);
         if !report.is_right() {
@@ -38,7 +47,7 @@ pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             "{delivered} delivered everything, {ended} ended as they must after a long partition\n"
         ))?;
     }
-    Ok(())
+    pcap::finish(recording.as_ref())
 }
 
 fn text(args: &SimulateArgs, report: &Report) -> String {

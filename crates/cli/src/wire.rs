@@ -1,7 +1,8 @@
 //! How commands reach other hosts: the key, or the word that there shall be none.
 
+use crate::pcap::PcapArgs;
 use clap::Args;
-use highwire::{Config, Driver, Keys, Nic, WireConfig, read_key};
+use highwire::{Config, Driver, Keys, Nic, Recording, WireConfig, read_key};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ pub(crate) struct WireArgs {
     /// Reach other hosts, and be reached, without a key: anybody can read and forge everything
     #[arg(long, conflicts_with = "key")]
     insecure: bool,
+    #[command(flatten)]
+    pub(crate) pcap: PcapArgs,
 }
 
 impl WireArgs {
@@ -30,13 +33,14 @@ impl WireArgs {
     }
 
     /// An interface that reaches other hosts as the command line says, and what it is known by there.
-    pub(crate) fn nic(&self, timeout: Duration) -> anyhow::Result<(Nic, String)> {
+    pub(crate) fn nic(&self, timeout: Duration, record: Option<Recording>) -> anyhow::Result<(Nic, String)> {
         let keys = self.keys()?;
         let known_by = match keys.newest() {
             Some(key) => format!("key {}", key.fingerprint()),
             None => "no key".to_owned(),
         };
-        let wire = WireConfig { keys, insecure: self.insecure, driver: Driver::Caller, ..WireConfig::default() };
+        let insecure = self.insecure;
+        let wire = WireConfig { keys, insecure, driver: Driver::Caller, record, ..WireConfig::default() };
         let config = Config { connect_timeout: timeout, ..Config::default() };
         Ok((Nic::with_wire(config, wire)?, known_by))
     }

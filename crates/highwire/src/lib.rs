@@ -12,7 +12,7 @@ mod nic;
 /// Between hosts, beneath VIs: the engine, keys, and whole runs in virtual time.
 pub use highwire_adapter as adapter;
 pub use highwire_adapter::{Driver, KeyFileError, WireConfig, create_key, read_key};
-pub use highwire_link::{Impairments, UdpOptions};
+pub use highwire_link::{Impairments, Recording, RecordingError, RecordingOptions, UdpOptions};
 pub use highwire_mem::{Ticks, ticks, ticks_per_second};
 pub use highwire_proto::{ClusterKey, Fingerprint, Keys};
 pub use highwire_pulse::Pulse;

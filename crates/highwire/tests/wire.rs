@@ -2,8 +2,8 @@
 
 use highwire::{
     AcceptError, Background, ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys,
-    ListenError, Listener, Message, Nic, Operation, PayloadToken, PeerId, PostError, Receive, Region, Reliability,
-    State, Vi, ViOptions, WaitError, WireConfig, WireError,
+    ListenError, Listener, Message, Nic, Operation, PayloadToken, PeerId, PostError, Receive, Recording, Region,
+    Reliability, State, Vi, ViOptions, WaitError, WireConfig, WireError,
 };
 use std::time::{Duration, Instant};
 
@@ -417,6 +417,35 @@ fn loss_reordering_and_corruption_are_made_good() {
         let (_, received) = pair.complete(20, 20);
         for (number, done) in received.into_iter().enumerate() {
             assert!(done.into_buffer().unwrap()[..] == content(number as u64, 200_000)[..]);
+        }
+    }
+}
+
+#[test]
+fn all_ports_of_an_interface_are_recorded_in_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for wire in wires() {
+        let file = folder.path().join("all.pcap");
+        let recording = Recording::create(&file).unwrap();
+        let wire = WireConfig { record: Some(recording.clone()), ..wire };
+        let payloads = [content(1, 500), content(2, 500)];
+        for (address, payload) in ["udp:127.0.0.1:0", "udp:[::1]:0"].iter().zip(&payloads) {
+            let mut pair = Pair::at(&wire, address, &ViOptions::new());
+            let place = pair.memory.slice(0..500).unwrap();
+            pair.there.post_recv(Receive::new(1).into(place)).unwrap();
+            pair.here.send_bytes(1, payload).unwrap();
+            pair.complete(1, 1);
+        }
+        recording.flush();
+        assert_eq!(recording.error(), None);
+        let written = std::fs::read(&file).unwrap();
+        for payload in &payloads {
+            let times = written.windows(payload.len()).filter(|bytes| bytes == payload).count();
+            if wire.keys.is_insecure() {
+                assert!(times >= 2, "sent and received, but there {times} times: {wire:?}");
+            } else {
+                assert_eq!(times, 0, "a key keeps it from whoever reads the file");
+            }
         }
     }
 }
