@@ -276,7 +276,17 @@ impl World {
             payload_token: token,
             payload: Some(payload.clone()),
         };
-        if self.sides[side].post_send(vi + 10 * side as u32, message).is_ok() {
+        let (now, mut packet) = (self.now, Vec::new());
+        let session = &mut self.sides[side];
+        let taken = if session.write_ahead(vi + 10 * side as u32, &message, &mut packet) {
+            session.note_ahead(now, vi + 10 * side as u32, message, packet.len());
+            self.data[side] += packet.len();
+            self.flying[1 - side].push_back(packet);
+            true
+        } else {
+            session.post_send(vi + 10 * side as u32, message).is_ok()
+        };
+        if taken {
             self.line(side, vi).sent.push(Sent { payload, control, token, receive });
             self.sends.insert((side, vi, number as u64));
         }
