@@ -10,13 +10,13 @@
 //! What is held back goes out in later calls of `send` or `receive`, or in [`Impaired::flush_due`];
 //! [`Impaired::next_due`] tells when that is worth a call.
 
+use crate::link::ask_beneath;
 use crate::random::Random;
-use crate::{Burst, Clock, Inbox, Link, LinkCounters, ReceiveError, SendError};
+use crate::{Burst, Clock, Inbox, Link, ReceiveError, SendError};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// What goes wrong. The default is nothing.
@@ -325,10 +325,6 @@ impl<L: Link> Impaired<L> {
 }
 
 impl<L: Link> Link for Impaired<L> {
-    fn local_address(&self) -> SocketAddr {
-        self.link.local_address()
-    }
-
     /// As the trait says; what is held back counts as sent, and if the link beneath refuses it later
     /// it is lost.
     fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
@@ -358,31 +354,5 @@ impl<L: Link> Link for Impaired<L> {
         self.link.receive(inbox)
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.link.descriptor()
-    }
-
-    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        self.link.descriptors()
-    }
-
-    fn full_descriptor(&self) -> usize {
-        self.link.full_descriptor()
-    }
-
-    fn note_ready(&mut self, descriptor: usize) {
-        self.link.note_ready(descriptor);
-    }
-
-    fn burst_bytes_max(&self) -> usize {
-        self.link.burst_bytes_max()
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.link.counters()
-    }
-
-    fn receive_buffer_bytes(&self) -> usize {
-        self.link.receive_buffer_bytes()
-    }
+    ask_beneath!(self, self.link);
 }

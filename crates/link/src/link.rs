@@ -129,11 +129,45 @@ pub enum ReceiveError {
     },
 }
 
-impl<L: Link + ?Sized> Link for Box<L> {
-    fn local_address(&self) -> SocketAddr {
-        (**self).local_address()
-    }
+/// Everything about a link that one around another link does not change: all but sending and receiving.
+macro_rules! ask_beneath {
+    ($self:ident, $link:expr) => {
+        fn local_address(&$self) -> std::net::SocketAddr {
+            ($link).local_address()
+        }
 
+        fn descriptor(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            ($link).descriptor()
+        }
+
+        fn descriptors(&$self) -> [Option<std::os::fd::BorrowedFd<'_>>; 2] {
+            ($link).descriptors()
+        }
+
+        fn full_descriptor(&$self) -> usize {
+            ($link).full_descriptor()
+        }
+
+        fn note_ready(&mut $self, descriptor: usize) {
+            ($link).note_ready(descriptor);
+        }
+
+        fn burst_bytes_max(&$self) -> usize {
+            ($link).burst_bytes_max()
+        }
+
+        fn counters(&$self) -> crate::LinkCounters {
+            ($link).counters()
+        }
+
+        fn receive_buffer_bytes(&$self) -> usize {
+            ($link).receive_buffer_bytes()
+        }
+    };
+}
+pub(crate) use ask_beneath;
+
+impl<L: Link + ?Sized> Link for Box<L> {
     fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
         (**self).send(bursts)
     }
@@ -146,31 +180,5 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).receive(inbox)
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        (**self).descriptor()
-    }
-
-    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        (**self).descriptors()
-    }
-
-    fn full_descriptor(&self) -> usize {
-        (**self).full_descriptor()
-    }
-
-    fn note_ready(&mut self, descriptor: usize) {
-        (**self).note_ready(descriptor);
-    }
-
-    fn burst_bytes_max(&self) -> usize {
-        (**self).burst_bytes_max()
-    }
-
-    fn counters(&self) -> LinkCounters {
-        (**self).counters()
-    }
-
-    fn receive_buffer_bytes(&self) -> usize {
-        (**self).receive_buffer_bytes()
-    }
+    ask_beneath!(self, **self);
 }

@@ -1,9 +1,9 @@
 //! Any link, with its packets in a capture file.
 
-use crate::{Burst, Clock, Inbox, Link, LinkCounters, ReceiveError, Recording, SendError, Woven};
+use crate::link::ask_beneath;
+use crate::{Burst, Clock, Inbox, Link, ReceiveError, Recording, SendError, Woven};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// A link that takes down each packet that goes or comes, for Wireshark and its like.
@@ -80,10 +80,6 @@ impl<L: Link> Recorded<L> {
 }
 
 impl<L: Link> Link for Recorded<L> {
-    fn local_address(&self) -> SocketAddr {
-        self.link.local_address()
-    }
-
     fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
         // Before the answer can have come.
         let time = self.time();
@@ -115,33 +111,7 @@ impl<L: Link> Link for Recorded<L> {
         Ok(received)
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.link.descriptor()
-    }
-
-    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        self.link.descriptors()
-    }
-
-    fn full_descriptor(&self) -> usize {
-        self.link.full_descriptor()
-    }
-
-    fn note_ready(&mut self, descriptor: usize) {
-        self.link.note_ready(descriptor);
-    }
-
-    fn burst_bytes_max(&self) -> usize {
-        self.link.burst_bytes_max()
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.link.counters()
-    }
-
-    fn receive_buffer_bytes(&self) -> usize {
-        self.link.receive_buffer_bytes()
-    }
+    ask_beneath!(self, self.link);
 }
 
 impl Drop for Tap {

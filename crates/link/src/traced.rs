@@ -6,10 +6,10 @@
 //! time (s)    direction, other side, bytes, the first bytes in hex
 //! ```
 
-use crate::{Burst, Clock, Inbox, Link, LinkCounters, ReceiveError, SendError};
+use crate::link::ask_beneath;
+use crate::{Burst, Clock, Inbox, Link, ReceiveError, SendError};
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 
 /// A link that writes a line for each packet that goes or comes.
 ///
@@ -68,10 +68,6 @@ impl<W: Write> Trace<W> {
 }
 
 impl<L: Link, W: Write> Link for Traced<L, W> {
-    fn local_address(&self) -> SocketAddr {
-        self.link.local_address()
-    }
-
     fn send(&mut self, bursts: &[Burst<'_>]) -> Result<usize, SendError> {
         let sent = self.link.send(bursts)?;
         let packets = bursts[..sent].iter().flat_map(|burst| burst.packets().map(|packet| (burst.to, packet)));
@@ -85,31 +81,5 @@ impl<L: Link, W: Write> Link for Traced<L, W> {
         Ok(received)
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.link.descriptor()
-    }
-
-    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        self.link.descriptors()
-    }
-
-    fn full_descriptor(&self) -> usize {
-        self.link.full_descriptor()
-    }
-
-    fn note_ready(&mut self, descriptor: usize) {
-        self.link.note_ready(descriptor);
-    }
-
-    fn burst_bytes_max(&self) -> usize {
-        self.link.burst_bytes_max()
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.link.counters()
-    }
-
-    fn receive_buffer_bytes(&self) -> usize {
-        self.link.receive_buffer_bytes()
-    }
+    ask_beneath!(self, self.link);
 }
