@@ -1,14 +1,16 @@
 //! The `highwire` command as its users meet it: what it prints, with which code it ends, and what it
 //! leaves behind when it is stopped.
 
+mod place;
+
 use assert_cmd::assert::{Assert, OutputAssertExt};
+use place::{BINARY, Echo, Place};
 use serde_json::Value;
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -93,7 +95,7 @@ fn a_ping_is_answered_over_each_path_and_its_failures_say_what_to_do() {
     for (address, with) in
         [("udp:127.0.0.1:0", vec!["--key", key.as_str()]), ("udp:[::1]:0", vec![]), ("shm:echo", vec![])]
     {
-        let echo = Echo::start(&place, address, &with);
+        let echo = Echo::start(&mut place.echo(address, &with));
         let count = ["--count", "3", "--interval", "0", "--size", "100000"];
         let told = stdout(&place.highwire(&["ping", &echo.address]).args(&with).args(count).assert().code(0));
         assert!(told.contains("message 3,") && told.contains("3 sent and answered"), "{told}");
@@ -111,7 +113,7 @@ fn a_ping_is_answered_over_each_path_and_its_failures_say_what_to_do() {
     }
     let open = place.highwire(&["echo", "udp:0.0.0.0:0"]).assert().code(1);
     assert!(stderr(&open).contains("--insecure") && stderr(&open).contains("highwire key new"), "{}", stderr(&open));
-    let insecure = Echo::start(&place, "udp:0.0.0.0:0", &["--insecure"]);
+    let insecure = Echo::start(&mut place.echo("udp:0.0.0.0:0", &["--insecure"]));
     assert!(insecure.address.starts_with("udp:0.0.0.0:"));
     let both = place.highwire(&["echo", "udp:0.0.0.0:0", "--insecure", "--key", &key]).assert().code(2);
     assert!(stderr(&both).contains("cannot be used with"), "{}", stderr(&both));
@@ -120,7 +122,7 @@ fn a_ping_is_answered_over_each_path_and_its_failures_say_what_to_do() {
 #[test]
 fn a_ping_whose_other_side_is_killed_ends_with_a_reason() {
     let place = Place::new();
-    let echo = Echo::start(&place, "udp:127.0.0.1:0", &[]);
+    let echo = Echo::start(&mut place.echo("udp:127.0.0.1:0", &[]));
     let ping = ["ping", &echo.address, "--count", "1000", "--interval", "0.05", "--timeout", "1"];
     let mut ping = place.highwire(&ping).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(ping.stdout.take().unwrap());
@@ -132,30 +134,6 @@ fn a_ping_whose_other_side_is_killed_ends_with_a_reason() {
     assert_eq!(ended.status.code(), Some(1), "{said}");
     assert!(said.contains("of 1000 was not answered: nothing came within 1s: it died"), "{said}");
     assert!(killed.elapsed() < Duration::from_secs(10));
-}
-
-/// A process that answers, ended with this value.
-struct Echo {
-    child: Child,
-    address: String,
-}
-
-impl Echo {
-    fn start(place: &Place, address: &str, with: &[&str]) -> Echo {
-        let mut command = place.highwire(&["echo", address]);
-        let mut child = command.args(with).stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.split(' ').nth(2).unwrap_or_else(|| panic!("{line:?}")).to_owned();
-        Echo { child, address }
-    }
-}
-
-impl Drop for Echo {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 #[test]
@@ -351,34 +329,6 @@ fn a_runtime_directory_that_is_not_safe_is_refused_with_what_to_do() {
     refused("mkdir -m 700");
 }
 
-/// Directories of a test's own. While it lives, no other test of this file runs: most of them keep
-/// two CPUs busy.
-struct Place {
-    directory: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Place {
-    fn new() -> Place {
-        static ALONE: Mutex<()> = Mutex::new(());
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let directory = tempfile::Builder::new().prefix("hw").tempdir().unwrap();
-        DirBuilder::new().mode(0o700).create(directory.path().join("run")).unwrap();
-        Place { directory, _alone: alone }
-    }
-
-    fn path(&self) -> &std::path::Path {
-        self.directory.path()
-    }
-
-    /// The command, with names in this place.
-    fn highwire(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(BINARY);
-        command.args(arguments).env("HIGHWIRE_RUNTIME_DIR", self.path().join("run")).stdin(Stdio::null());
-        command
-    }
-}
-
 fn stdout(assert: &Assert) -> String {
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()
 }
@@ -474,7 +424,6 @@ fn until(what: &str, mut look: impl FnMut() -> bool) {
     }
 }
 
-const BINARY: &str = env!("CARGO_BIN_EXE_highwire");
 const LATENCY: &[&str] =
     &["bench", "latency", "--json", "--seconds", "3", "--sizes", "4", "--contestants", "raw-ring,vi,tcp-spin"];
 const WIRE: &[&str] =

@@ -1,11 +1,13 @@
 //! `--pcap` as its users meet it: files that hold what was said, and that `tools/highwire.lua` explains.
 
+mod place;
+
 use assert_cmd::assert::OutputAssertExt;
+use place::{Echo, Place};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -31,7 +33,7 @@ fn ping_and_echo_record_the_same_conversation() {
     place.run(&["key", "new", &key]);
     for (address, with) in [("udp:127.0.0.1:0", vec!["--key", &key]), ("udp:[::1]:0", vec![])] {
         let (heard, said) = (place.file("echo.pcap"), place.file("ping.pcap"));
-        let echo = Echo::start(&place, address, &[&with[..], &["--pcap", &heard]].concat());
+        let echo = Echo::start(&mut place.echo(address, &[&with[..], &["--pcap", &heard]].concat()));
         let ping = ["ping", &echo.address, "--count", "3", "--interval", "0", "--size", "20K", "--pcap", &said];
         let told = place.run(&[&ping[..], &with].concat());
         assert!(told.contains("3 sent and answered"), "{told}");
@@ -81,7 +83,7 @@ fn what_cannot_be_recorded_is_told() {
     // The traffic does not care.
     let full = "\"/dev/full\" ends after 0 packets, and later ones are not recorded: No space left";
     assert!(fails(&["simulate", "--pcap", "/dev/full"], 1, full).contains("Delivered"));
-    let mut echo = Echo::start(&place, "udp:127.0.0.1:0", &["--pcap", "/dev/full"]);
+    let mut echo = Echo::start(place.echo("udp:127.0.0.1:0", &["--pcap", "/dev/full"]).stderr(Stdio::piped()));
     let ping = ["ping", &echo.address, "--count", "2", "--interval", "0", "--pcap", "/dev/full"];
     assert!(fails(&ping, 1, full).contains("2 sent and answered"));
     let mut said = String::new();
@@ -430,57 +432,15 @@ fn hex(bytes: &[u8]) -> String {
 
 // ── Processes ────────────────────────────────────────────────────────────────────────────────────
 
-/// Directories of a test's own.
-struct Place {
-    directory: tempfile::TempDir,
-}
-
 impl Place {
-    fn new() -> Place {
-        let directory = tempfile::Builder::new().prefix("hw").tempdir().unwrap();
-        std::fs::DirBuilder::new().mode(0o700).create(directory.path().join("run")).unwrap();
-        Place { directory }
-    }
-
     fn file(&self, name: &str) -> String {
-        let file: PathBuf = self.directory.path().join(name);
-        file.to_str().unwrap().to_owned()
+        self.path().join(name).to_str().unwrap().to_owned()
     }
 
-    fn highwire(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_highwire"));
-        command.args(arguments).env("HIGHWIRE_RUNTIME_DIR", self.file("run")).stdin(Stdio::null());
-        command
-    }
-
-    /// What it prints when all goes well.
+    /// What the command prints when all goes well.
     fn run(&self, arguments: &[&str]) -> String {
         let done = self.highwire(arguments).assert().code(0);
         String::from_utf8(done.get_output().stdout.clone()).unwrap()
-    }
-}
-
-/// A process that answers, killed with this value.
-struct Echo {
-    child: Child,
-    address: String,
-}
-
-impl Echo {
-    fn start(place: &Place, address: &str, with: &[&str]) -> Echo {
-        let mut command = place.highwire(&["echo", address]);
-        let mut child = command.args(with).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.split(' ').nth(2).unwrap_or_else(|| panic!("{line:?}")).to_owned();
-        Echo { child, address }
-    }
-}
-
-impl Drop for Echo {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
