@@ -454,10 +454,8 @@ impl Port {
                     // Whoever is about to announces that and then looks at the deadline; here it is the other
                     // way round. An exchange, since whoever looked waits, and a fence takes thrice as long.
                     self.deadline.swap(0, SeqCst);
-                    if self.driver == Driver::Caller {
-                        // The thread is woken by what came, but may have to wait for this very CPU.
-                        self.rouse();
-                    }
+                    // The thread is woken by what came, but may have to wait for this very CPU.
+                    self.rouse();
                     if !board.news.is_empty() {
                         // The same holds for what is done.
                         fence(SeqCst);

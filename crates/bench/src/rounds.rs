@@ -287,14 +287,14 @@ fn calibrate(
     };
     let start = |contestant| Start { contestant, exercise, size, count: first };
     let mut starts: Vec<Start> = contestants.iter().copied().map(start).collect();
-    let clock = Instant::now();
     contest.heat(&starts)?;
     // A few messages take as long as it takes to begin: what they say is tried, and corrected.
     let tries = if (bench, exercise) == (Bench::Wire, Exercise::PingPong) { 3 } else { 1 };
     let (mut warm, mut expected) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..tries {
+        let clock = Instant::now();
         let bursts = contest.heat(&starts)?;
-        warm = warm.max(clock.elapsed());
+        warm = clock.elapsed();
         expected = Duration::ZERO;
         for (start, burst) in starts.iter_mut().zip(bursts) {
             let each = burst.nanoseconds / start.count as f64;
@@ -305,7 +305,7 @@ fn calibrate(
             expected += Duration::from_nanos((each * start.count as f64) as u64);
         }
     }
-    Ok(Card { exercise, size, starts, longest: expected.max(warm / 2) })
+    Ok(Card { exercise, size, starts, longest: expected.max(warm) })
 }
 
 /// How many messages, each taking so long in a first try, a trial has.
