@@ -46,6 +46,6 @@ pub use inbox::{DeliverError, Inbox};
 pub use link::{Link, LinkCounters, ReceiveError, SendError};
 pub use pcap::{Recording, RecordingError, RecordingOptions};
 pub use recorded::Recorded;
-pub use simulated::{Network, NetworkConfig, NetworkCounters, SimulatedLink};
+pub use simulated::{Network, NetworkConfig, NetworkCounters, Oversize, SimulatedLink};
 pub use traced::Traced;
 pub use udp::{BindError, LengthField, UdpLink, UdpOptions};

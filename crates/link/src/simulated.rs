@@ -33,8 +33,19 @@ pub struct NetworkConfig {
     pub bytes_per_second: Option<u64>,
     /// Most bytes that wait at a port; a packet that would go beyond is dropped.
     pub queue_bytes: usize,
-    /// Most bytes of a packet.
+    /// Most bytes of a packet, until [`Network::set_mtu`] says otherwise for a sender.
     pub mtu: usize,
+    /// What becomes of a larger one.
+    pub oversize: Oversize,
+}
+
+/// What becomes of a packet that is larger than its path takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Oversize {
+    /// The sender's own device refuses it: [`SendError::TooLarge`].
+    Refused,
+    /// Somebody on the way drops it, and says nothing.
+    Dropped,
 }
 
 impl Default for NetworkConfig {
@@ -47,6 +58,7 @@ impl Default for NetworkConfig {
             bytes_per_second: None,
             queue_bytes: 1 << 20,
             mtu: 1472,
+            oversize: Oversize::Refused,
         }
     }
 }
@@ -60,6 +72,8 @@ pub struct NetworkCounters {
     pub dropped: u64,
     /// Sent to an address that no link has.
     pub unreachable: u64,
+    /// Dropped on the way because they were too large.
+    pub oversized: u64,
 }
 
 /// A simulated network. Clones are the same network.
@@ -83,6 +97,8 @@ struct State {
     now: Duration,
     /// Ordered, so that nothing depends on how a hash table walks.
     ports: BTreeMap<SocketAddr, Port>,
+    /// What packets of a sender may be like, where that was changed.
+    mtus: BTreeMap<SocketAddr, (usize, Oversize)>,
     counters: NetworkCounters,
     next_port: u16,
 }
@@ -115,7 +131,8 @@ impl Network {
         assert!(config.bytes_per_second != Some(0), "a network of 0 bytes a second carries nothing");
         let random = Random::new(config.seed);
         let (ports, counters) = (BTreeMap::new(), NetworkCounters::default());
-        let state = State { config, random, now: Duration::ZERO, ports, counters, next_port: FIRST_PORT };
+        let mtus = BTreeMap::new();
+        let state = State { config, random, now: Duration::ZERO, ports, mtus, counters, next_port: FIRST_PORT };
         Network { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -143,6 +160,11 @@ impl Network {
         state.now = state.now.max(time);
     }
 
+    /// From now on packets from this address may have so many bytes. What is on its way arrives.
+    pub fn set_mtu(&self, from: SocketAddr, bytes: usize, oversize: Oversize) {
+        self.lock().mtus.insert(from, (bytes, oversize));
+    }
+
     /// When the next packet arrives, after now. What has arrived already and waits to be received is
     /// left out, so that a host that does not look cannot stop the time.
     pub fn next_arrival(&self) -> Option<Duration> {
@@ -166,6 +188,10 @@ impl Network {
 }
 
 impl State {
+    fn mtu(&self, from: SocketAddr) -> (usize, Oversize) {
+        self.mtus.get(&from).copied().unwrap_or((self.config.mtu, self.config.oversize))
+    }
+
     fn carry(&mut self, from: SocketAddr, to: SocketAddr, packet: &[u8]) {
         let Some(port) = self.ports.get_mut(&to) else {
             self.counters.unreachable += 1;
@@ -203,11 +229,15 @@ impl Link for SimulatedLink {
         let mut state = self.network.lock();
         for (index, burst) in bursts.iter().enumerate() {
             let bytes = burst.packet_bytes_max();
-            if bytes > state.config.mtu {
+            let (mtu, oversize) = state.mtu(self.local);
+            if bytes > mtu && oversize == Oversize::Refused {
                 return if index == 0 { Err(SendError::TooLarge { bytes }) } else { Ok(index) };
             }
             for packet in burst.packets() {
-                state.carry(self.local, burst.to, packet);
+                match packet.len() <= mtu {
+                    true => state.carry(self.local, burst.to, packet),
+                    false => state.counters.oversized += 1,
+                }
                 self.counters.packets_sent += 1;
                 self.counters.bytes_sent += packet.len() as u64;
             }

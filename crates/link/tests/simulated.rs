@@ -1,6 +1,6 @@
 //! The simulated network does what its configuration says, and the same for the same seed.
 
-use highwire_link::{Burst, Inbox, Link, Network, NetworkConfig, NetworkCounters, SimulatedLink};
+use highwire_link::{Burst, Inbox, Link, Network, NetworkConfig, NetworkCounters, Oversize, SendError, SimulatedLink};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -128,13 +128,31 @@ fn a_full_queue_drops_at_its_tail_and_drains_with_time() {
     // Dropped on the way: to the sender it looks as sent as the others.
     assert_eq!(left.send(&[Burst { to: address(2), bytes: &bytes, segment: 1000 }]), Ok(1));
     assert_eq!(left.counters().packets_sent, 8);
-    assert_eq!(network.counters(), NetworkCounters { carried: 5, dropped: 3, unreachable: 0 });
+    assert_eq!(network.counters(), NetworkCounters { carried: 5, dropped: 3, unreachable: 0, oversized: 0 });
     // After two packets have left there is room for two.
     network.advance_to(200 * MICROSECOND);
     left.send(&[Burst { to: address(2), bytes: &bytes[..3000], segment: 1000 }]).unwrap();
-    assert_eq!(network.counters(), NetworkCounters { carried: 7, dropped: 4, unreachable: 0 });
+    assert_eq!(network.counters(), NetworkCounters { carried: 7, dropped: 4, unreachable: 0, oversized: 0 });
     let numbers: Vec<u8> = run(&network, &mut right).iter().map(|(_, packet)| packet[0]).collect();
     assert_eq!(numbers, [0, 1, 2, 3, 4, 0, 1]);
+}
+
+#[test]
+fn each_sender_has_a_path_of_its_own_that_refuses_or_loses_what_is_too_large() {
+    let network = Network::new(NetworkConfig::default());
+    let (mut left, mut right) = (network.link(address(1)), network.link(address(2)));
+    let too_large = Err(SendError::TooLarge { bytes: 1500 });
+    assert_eq!(left.send(&[Burst::single(address(2), &[1; 1500])]), too_large);
+    network.set_mtu(address(1), 1600, Oversize::Dropped);
+    assert_eq!(left.send(&[Burst::single(address(2), &[1; 1500])]), Ok(1));
+    assert_eq!(right.send(&[Burst::single(address(1), &[1; 1500])]), too_large, "the other way is another path");
+    // It shrinks: what is on its way arrives, what comes later is lost without a word, the rest of a burst is not.
+    network.set_mtu(address(1), 1000, Oversize::Dropped);
+    assert_eq!(left.send(&[Burst { to: address(2), bytes: &[2; 3300], segment: 1500 }]), Ok(1));
+    let lengths: Vec<usize> = run(&network, &mut right).iter().map(|(_, packet)| packet.len()).collect();
+    assert_eq!((lengths, network.counters().oversized), (vec![1500, 300], 2));
+    network.set_mtu(address(1), 1000, Oversize::Refused);
+    assert_eq!(left.send(&[Burst::single(address(2), &[1; 1500])]), too_large);
 }
 
 #[test]
