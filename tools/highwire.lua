@@ -19,6 +19,7 @@
 --
 --     highwire.kind == 4                                 ack packets
 --     highwire.vi == 2 && highwire.message == 7          all pieces of a message
+--     highwire.kind == 5 && highwire.length > 0          sizes that are tried
 --     highwire.checksum.status == 0                      damaged on the way
 --     highwire.overrun                                   the receiver's buffer was too small
 
@@ -59,6 +60,7 @@ local f = {
     offset = ProtoField.uint32("highwire.offset", "Offset in the message", base.UNIT_STRING, BYTES),
     length = ProtoField.uint16("highwire.length", "Length", base.UNIT_STRING, BYTES),
     control_length = ProtoField.uint8("highwire.control_length", "Control bytes", base.UNIT_STRING, BYTES),
+    settled = ProtoField.uint64("highwire.settled", "Settled: nothing below this number is awaited"),
     reserved = ProtoField.bytes("highwire.reserved", "Reserved"),
     ack = ProtoField.uint64("highwire.ack", "Acknowledged", base.HEX),
     ack_next = ProtoField.uint64("highwire.ack.next", "Number after the latest run"),
@@ -212,6 +214,9 @@ local function add_header(tree, tvb, kind, flags)
         local overruns = tree:add_le(f.overruns, tvb(20, 4))
         if tvb(20, 4):le_uint() > 0 then overruns:add_proto_expert_info(e.overrun) end
         tree:add_le(f.buffer, tvb(24, 4))
+    elseif kind == KIND.PROBE then
+        tree:add_le(f.vi, tvb(16, 4))
+        tree:add_le(f.settled, tvb(20, 8))
     else
         tree:add_le(f.vi, tvb(16, 4))
         tree:add_le(f.message, tvb(20, 4))
@@ -406,18 +411,28 @@ local function add_ack_packet(tree, tvb, _, flags)
     return string.format(", %d ranges, %d credits", ranges, credits)
 end
 
--- A header alone; a probe may name a VI whose credit it asks for.
-local function add_nothing(tree, tvb, kind, flags)
-    local length = tvb:reported_len() - HEADER
-    if length > 0 then
-        local range = captured(tvb, HEADER, length)
-        if range then tree:add(has(flags, SEALED) and f.ciphertext or f.payload, range) end
+-- Zeros behind the header try whether a packet of that size passes; a VI is named whose credit is asked for.
+local function add_probe(tree, tvb, _, flags)
+    local length, vi = tvb:reported_len() - HEADER, tvb(16, 4):le_uint()
+    local told = vi ~= 0 and ", asks for credit of VI " .. vi or ""
+    if length == 0 then return told end
+    if has(flags, SEALED) then
+        add_ciphertext(tree, tvb, HEADER, length)
+    else
+        local zeros = captured(tvb, HEADER, length)
+        if zeros then tree:add(f.padding, zeros) end
     end
-    local vi = tvb(16, 4):le_uint()
-    return kind == KIND.PROBE and vi ~= 0 and ", asks for credit of VI " .. vi or ""
+    return string.format("%s, tries %d bytes", told, tvb:reported_len())
 end
 
-local REST = { add_greeting, add_greeting, add_data, add_ack_packet, add_nothing, add_nothing }
+-- A header alone.
+local function add_nothing(tree, tvb, _, flags)
+    local range = captured(tvb, HEADER, tvb:reported_len() - HEADER)
+    if range then tree:add(has(flags, SEALED) and f.ciphertext or f.payload, range) end
+    return ""
+end
+
+local REST = { add_greeting, add_greeting, add_data, add_ack_packet, add_probe, add_nothing }
 
 -- ── The whole ──────────────────────────────────────────────────────────────────────────────────────
 

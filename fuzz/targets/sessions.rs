@@ -6,8 +6,8 @@
 use arbitrary::{Arbitrary, Unstructured};
 use highwire_fuzz::steps;
 use highwire_proto::{
-    Assurance, Ending, Established, Event, Header, HeaderFlags, Incoming, Kind, Offer, Outgoing, Sealing, Session,
-    SessionConfig,
+    Assurance, Ending, Established, Event, Header, HeaderFlags, Incoming, Kind, Offer, Outgoing, PacketSize, Sealing,
+    Session, SessionConfig,
 };
 use libfuzzer_sys::fuzz_target;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -142,7 +142,7 @@ struct World {
 impl World {
     fn new(segment: usize) -> World {
         let config = SessionConfig {
-            segment,
+            packet_size: PacketSize::Fixed(Header::BYTES + segment),
             messages_max: 8,
             receives_max: 8,
             vis_max: VIS as usize,

@@ -126,7 +126,8 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         self.out.clear();
         let Some(to) = self.endpoint.write_ahead(session, vi, &message, &mut self.out) else { return Err(message) };
         let bytes = self.out.len();
-        match self.link.send(&[Burst { to, bytes: &self.out, segment: bytes }]) {
+        let sent = self.link.send(&[Burst { to, bytes: &self.out, segment: bytes }]);
+        match sent {
             Ok(0) => {
                 // It waits for room.
                 self.counters.link_full += 1;
@@ -139,6 +140,9 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         let now = now();
         if let Some(session) = self.endpoint.session(session) {
             session.note_ahead(now, vi, message, bytes);
+        }
+        if let Err(error) = &sent {
+            note_refusal(&mut self.endpoint, now, to, error);
         }
         Ok(now)
     }
@@ -154,7 +158,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             if self.bursts.is_empty() {
                 break;
             }
-            if !self.flush() {
+            if !self.flush(now) {
                 self.counters.link_full += 1;
                 break;
             }
@@ -167,7 +171,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     /// went from where they lay, and none were collected.
     fn gather(&mut self, now: Duration) -> bool {
         self.out.clear();
-        let segments = (self.link.burst_bytes_max() / self.endpoint.packet_bytes()).clamp(1, SEGMENTS_MAX);
+        let burst_bytes = self.link.burst_bytes_max();
         while self.out.len() < OUT_BYTES && self.bursts.len() < BURSTS_A_CALL {
             let begin = self.out.len();
             if !self.bursts.is_empty() {
@@ -176,18 +180,26 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
                     break;
                 }
                 // What was collected goes first.
-                let Some((to, segment)) = self.endpoint.poll_transmit(now, segments, &mut self.out) else { break };
+                let Some((to, segment)) = self.endpoint.poll_transmit(now, burst_bytes, &mut self.out) else { break };
                 self.bursts.push_back((to, begin..self.out.len(), segment));
                 continue;
             }
-            let (link, counters) = (&mut self.link, &mut self.counters);
+            let (link, counters, mut refused) = (&mut self.link, &mut self.counters, None);
             let send = |to, pulse: Pulse<'_>| {
                 let Pulse { heads, first_head, payload, segment } = pulse;
                 let burst = Woven { to, heads, first_head, head: Header::BYTES, payload, segment };
-                // What the link refuses is lost, as far as the protocol is concerned, and will be noticed.
-                link.send_woven(&burst).inspect_err(|_| counters.refused += 1).unwrap_or(true)
+                let sent = link.send_woven(&burst);
+                if let Err(error) = &sent {
+                    counters.refused += 1;
+                    refused = Some((to, *error));
+                }
+                sent.unwrap_or(true)
             };
-            match self.endpoint.poll_transmit_with(now, segments, &mut self.out, send) {
+            let transmit = self.endpoint.poll_transmit_with(now, burst_bytes, &mut self.out, send);
+            if let Some((to, error)) = refused {
+                note_refusal(&mut self.endpoint, now, to, &error);
+            }
+            match transmit {
                 Some((to, Transmit::Written(segment))) => {
                     self.bursts.push_back((to, begin..self.out.len(), segment));
                 }
@@ -199,7 +211,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     }
 
     /// Sends what was gathered; false if the link is full.
-    fn flush(&mut self) -> bool {
+    fn flush(&mut self, now: Duration) -> bool {
         while let Some(first) = self.bursts.front() {
             let burst = |(to, range, segment): &(SocketAddr, Range<usize>, usize)| Burst {
                 to: *to,
@@ -214,10 +226,11 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
                 Ok(0) => return false,
                 Ok(sent) if sent == self.bursts.len() => self.bursts.clear(),
                 Ok(sent) => drop(self.bursts.drain(..sent)),
-                // It is lost, as far as the protocol is concerned, and will be noticed.
-                Err(SendError::TooLarge { .. } | SendError::WrongFamily { .. } | SendError::System { .. }) => {
+                Err(error) => {
                     self.counters.refused += 1;
-                    self.bursts.pop_front();
+                    if let Some((to, ..)) = self.bursts.pop_front() {
+                        note_refusal(&mut self.endpoint, now, to, &error);
+                    }
                 }
             }
         }
@@ -225,11 +238,18 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     }
 }
 
+/// What the link refuses is lost, as far as the protocol is concerned, and will be noticed. Only that packets
+/// are too large is known for certain, and nothing need be waited for.
+fn note_refusal<S: Source, T: Sink>(endpoint: &mut Endpoint<S, T>, now: Duration, to: SocketAddr, error: &SendError) {
+    match error {
+        SendError::TooLarge { bytes } => endpoint.handle_too_large(now, to, *bytes),
+        SendError::WrongFamily { .. } | SendError::System { .. } => {}
+    }
+}
+
 /// Bytes gathered for one call: what has just been written is still in the nearest caches.
 const OUT_BYTES: usize = 64 << 10;
 const BURSTS_A_CALL: usize = 8;
-/// More than the kernel segments at once.
-const SEGMENTS_MAX: usize = 64;
 /// Few, so that acknowledgements are seen, and time is told anew, between them.
 const SENDS_A_TURN: usize = 2;
 

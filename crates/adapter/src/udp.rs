@@ -9,7 +9,7 @@ use highwire_link::{
 };
 use highwire_mem::Process;
 use highwire_mem::work::{Line, Wire, WireError, WireListener};
-use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, SessionConfig};
+use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, PacketSize, SessionConfig};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
@@ -34,6 +34,8 @@ pub struct WireConfig {
     pub sessions_max: usize,
     /// VIs of one session, at most.
     pub vis_max: usize,
+    /// How large packets are: what the path takes, unless that is to be limited or fixed.
+    pub packet_size: PacketSize,
     /// What is asked of the kernel.
     pub udp: UdpOptions,
     /// Treat what is sent badly, from a seed, to see how a program bears it.
@@ -55,6 +57,7 @@ impl Default for WireConfig {
             message_bytes_max: session.message_bytes_max,
             sessions_max: EndpointConfig::default().sessions_max,
             vis_max: session.vis_max,
+            packet_size: session.packet_size,
             udp: UdpOptions { length: Some(LENGTH), ..UdpOptions::default() },
             impairments: None,
             record: None,
@@ -120,7 +123,7 @@ impl UdpWire {
             None => link,
         };
         let session = SessionConfig {
-            segment: if at.is_ipv6() { SEGMENT_V6 } else { SEGMENT_V4 },
+            packet_size: self.config.packet_size,
             death: self.config.death,
             message_bytes_max: self.config.message_bytes_max,
             // The NIC's limits are lower, and known to the application.
@@ -246,9 +249,6 @@ fn resolve(text: &str) -> Result<Vec<SocketAddr>, WireError> {
     if found.is_empty() { Err(unknown("it has no address".to_owned())) } else { Ok(found) }
 }
 
-/// Payload bytes of a packet where 1,500 bytes pass: 20 or 40 go to IP, 8 to UDP, 64 to the header.
-const SEGMENT_V4: usize = 1408;
-const SEGMENT_V6: usize = 1388;
 /// Messages and receives that a session takes from one VI; more wait in the line.
 const DESCRIPTORS_MAX: usize = 4096;
 

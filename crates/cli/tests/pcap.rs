@@ -97,22 +97,25 @@ fn wireshark_shows_every_field_of_a_plain_run_as_it_is() {
     let file = place.file("plain.pcap");
     // Packets are damaged in this one.
     place.run(&["simulate", "--seed", "0", "--pcap", &file]);
-    let Some(rows) = tshark(&file, &[HEADER_FIELDS, ACK_FIELDS, DATA_FIELDS, OFFER_FIELDS].concat()) else { return };
+    let fields = [HEADER_FIELDS, ACK_FIELDS, DATA_FIELDS, PROBE_FIELDS, OFFER_FIELDS].concat();
+    let Some(rows) = tshark(&file, &fields) else { return };
     let packets = read(&file);
     assert_eq!(rows.len(), packets.len());
     let mut seen = [0; 7];
-    let mut damaged = 0;
+    let (mut damaged, mut sizes_tried) = (0, 0);
     for (at, (row, packet)) in rows.iter().zip(&packets).enumerate() {
         let (kind, bytes) = (packet.bytes[1], &packet.bytes);
         let right = crc32c(bytes) == u32_at(bytes, 48);
-        let expected = [header(bytes, right), ack(bytes), data(bytes), offer(bytes)].concat();
+        let expected = [header(bytes, right), ack(bytes), data(bytes), probe(bytes), offer(bytes)].concat();
         // What was damaged may be anything, but its header is shown.
         let compared = if right { expected.len() } else { header(bytes, right).len() };
         assert_eq!(row[..compared], expected[..compared], "packet {}", at + 1);
         damaged += usize::from(!right);
+        sizes_tried += usize::from(right && kind == PROBE && bytes.len() > 64);
         seen[usize::from(kind).min(6)] += 1;
     }
     assert!(damaged > 0 && seen[1..=5].iter().all(|&count| count > 0), "{damaged} damaged, of kinds: {seen:?}");
+    assert!(sizes_tried > 0, "no probe of a size was seen");
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn wireshark_says_what_is_wrong_with_malformed_packets_and_nothing_of_good_ones(
 }
 
 #[test]
-fn wireshark_shows_prefaces_tokens_and_notes() {
+fn wireshark_shows_prefaces_tokens_notes_and_what_is_settled() {
     let place = Place::new();
     let file = place.file("prefaces.pcap");
     let token =
@@ -186,13 +189,19 @@ fn wireshark_shows_prefaces_tokens_and_notes() {
     let packets = [
         packet(DATA, 2 | 8 | 32, &[(16, 3), (30, 3)], &token.concat()[..28]),
         packet(DATA, 2 | 4, &[(16, 1), (30, 12)], &note),
+        packet(PROBE, 0, &[(16, 6), (20, 5), (24, 2)], &[0; 3]),
     ];
     write_file(&file, packets.iter().map(|bytes| &bytes[..]));
     let fields = ["highwire.total", "highwire.immediate", "highwire.token", "highwire.control", "highwire.payload"];
     let notes = ["highwire.note.kind", "highwire.note.detail", "highwire.note.to", "highwire.note.vi"];
-    let Some(rows) = tshark(&file, &[&fields[..], &notes, &["highwire.flags.unreliable"]].concat()) else { return };
-    assert_eq!(rows[0], ["9", "5", "0x0102030405060708", &hex(b"ctl"), &hex(b"payload: "), "", "", "", "", "1"]);
-    assert_eq!(rows[1], ["0", "0", "", &hex(&note[8..]), "", "2", "1", "7", "8", "0"]);
+    let others = ["highwire.flags.unreliable", "highwire.settled", "highwire.padding", "highwire.message"];
+    let Some(rows) = tshark(&file, &[&fields[..], &notes, &others].concat()) else { return };
+    assert_eq!(
+        rows[0],
+        ["9", "5", "0x0102030405060708", &hex(b"ctl"), &hex(b"payload: "), "", "", "", "", "1", "", "", "0"]
+    );
+    assert_eq!(rows[1], ["0", "0", "", &hex(&note[8..]), "", "2", "1", "7", "8", "0", "", "", "0"]);
+    assert_eq!(rows[2], ["", "", "", "", "", "", "", "", "", "0", "8589934597", "000000", ""]);
 }
 
 // ── What tshark is to say ────────────────────────────────────────────────────────────────────────
@@ -290,6 +299,7 @@ fn data(bytes: &[u8]) -> Vec<String> {
     let none = String::new;
     let place = match bytes[1] {
         ACK => vec![none(); 3],
+        PROBE => vec![u32_at(bytes, 16).to_string(), none(), none()],
         _ => [16, 20, 24].map(|at| u32_at(bytes, at).to_string()).to_vec(),
     };
     let behind = match (bytes[1], bytes[2] & 2) {
@@ -301,6 +311,16 @@ fn data(bytes: &[u8]) -> Vec<String> {
         _ => vec![none(); 4],
     };
     [place, behind].concat()
+}
+
+const PROBE_FIELDS: &[&str] = &["highwire.settled", "highwire.padding"];
+
+fn probe(bytes: &[u8]) -> Vec<String> {
+    match bytes[1] {
+        PROBE => vec![u64_at(bytes, 20).to_string(), hex(&bytes[64..])],
+        HELLO => vec![String::new(), hex(&bytes[120..])],
+        _ => vec![String::new(); 2],
+    }
 }
 
 const OFFER_FIELDS: &[&str] = &[

@@ -2,8 +2,8 @@
 
 use highwire::{
     AcceptError, Background, ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys,
-    ListenError, Listener, Message, Nic, Operation, PayloadToken, PeerId, PostError, Receive, Recording, Region,
-    Reliability, State, Vi, ViOptions, WaitError, WireConfig, WireError,
+    ListenError, Listener, Message, Nic, Operation, PacketSize, PayloadToken, PeerId, PostError, Receive, Recording,
+    Region, Reliability, State, Vi, ViOptions, WaitError, WireConfig, WireError,
 };
 use std::time::{Duration, Instant};
 
@@ -110,6 +110,19 @@ fn both_families_of_addresses_and_names_are_reached() {
             received.into_iter().next().unwrap().into_buffer().unwrap()[..] == content(1, 100_000)[..],
             "{address}"
         );
+    }
+}
+
+#[test]
+fn the_size_of_packets_can_be_limited_and_fixed() {
+    for packet_size in [PacketSize::Fixed(1200), PacketSize::Fixed(9000), PacketSize::Search { most: 1472 }] {
+        let wire = WireConfig { packet_size, keys: sealed(), ..WireConfig::default() };
+        let mut pair = Pair::new(&wire);
+        pair.there.post_recv(Receive::new(1).into(pair.memory.slice(0..1_000_000).unwrap())).unwrap();
+        pair.here.send_bytes(2, &content(1, 1_000_000)).unwrap();
+        let (_, received) = pair.complete(1, 1);
+        let bytes = received.into_iter().next().unwrap().into_buffer().unwrap();
+        assert!(bytes[..] == content(1, 1_000_000)[..], "{packet_size:?}");
     }
 }
 

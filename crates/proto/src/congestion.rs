@@ -51,6 +51,8 @@ pub trait Controller: std::fmt::Debug + Send {
     fn window(&self) -> u64;
     /// Bytes a second, once something is known.
     fn pace(&self) -> Option<u64>;
+    /// Packets have so many bytes from now on.
+    fn set_packet_bytes(&mut self, bytes: usize);
 }
 
 /// By measured rate and shortest round trip.
@@ -85,7 +87,7 @@ enum Mode {
 impl RateBased {
     /// A controller for packets of so many bytes.
     pub fn new(packet_bytes: usize) -> RateBased {
-        RateBased {
+        let mut controller = RateBased {
             mode: Mode::Startup,
             rates: VecDeque::new(),
             round: 0,
@@ -96,9 +98,11 @@ impl RateBased {
             silent: false,
             settled: (None, Mode::Startup, Duration::MAX),
             path_bytes: u64::MAX,
-            window: WINDOW_PACKETS_FIRST * packet_bytes as u64,
+            window: 0,
             pace: None,
-        }
+        };
+        controller.reckon(None);
+        controller
     }
 
     fn rate(&self) -> Option<u64> {
@@ -110,29 +114,33 @@ impl RateBased {
     fn settle(&mut self) {
         let present = (self.rate(), self.mode, self.round_trip_least);
         let before = std::mem::replace(&mut self.settled, present);
-        if present == before {
-            return;
+        if present != before {
+            self.reckon(present.0);
         }
-        let Some(rate) = present.0 else {
-            (self.path_bytes, self.window, self.pace) = (u64::MAX, WINDOW_PACKETS_FIRST * self.packet, None);
+    }
+
+    fn reckon(&mut self, rate: Option<u64>) {
+        let Some(rate) = rate else {
+            (self.path_bytes, self.pace) = (u64::MAX, None);
+            self.window = (WINDOW_PACKETS_FIRST * unit(self.packet)).max(self.window_least());
             return;
         };
         // What fits the path: rate by shortest round trip.
         let least = self.round_trip_least.max(ROUND_TRIP_LEAST);
         self.path_bytes = (rate as f64 * least.as_secs_f64()) as u64;
         // Twice the path: half of it covers acknowledgements that come late and in batches.
-        let window = self.path_bytes.saturating_mul(2).saturating_add(WINDOW_PACKETS_SPARE * self.packet);
+        let window = self.path_bytes.saturating_mul(2).saturating_add(WINDOW_PACKETS_SPARE * unit(self.packet));
         self.window = window.max(self.window_least());
         // Before the path is known, the first window goes in a round trip whatever was seen so far.
         let pace_least = match self.mode {
-            Mode::Startup => (WINDOW_PACKETS_FIRST * self.packet) as f64 / self.round_trip_least.as_secs_f64(),
+            Mode::Startup => (WINDOW_PACKETS_FIRST * unit(self.packet)) as f64 / self.round_trip_least.as_secs_f64(),
             _ => PACE_LEAST as f64,
         };
         self.pace = Some((rate as f64 * self.gain()).max(pace_least) as u64);
     }
 
     fn window_least(&self) -> u64 {
-        WINDOW_PACKETS_LEAST * self.packet
+        (WINDOW_PACKETS_LEAST * unit(self.packet)).max(LARGE_PACKETS_LEAST * self.packet)
     }
 
     /// So many bytes arrived within such a time.
@@ -235,6 +243,17 @@ impl Controller for RateBased {
     fn pace(&self) -> Option<u64> {
         self.pace
     }
+
+    fn set_packet_bytes(&mut self, bytes: usize) {
+        self.packet = bytes as u64;
+        self.reckon(self.settled.0);
+    }
+}
+
+/// What counts as a packet where a number of them stands for an amount of data. Larger ones are as many packets
+/// of an Ethernet: what is handed to a kernel at once, and what its buffers take, is the same number of bytes.
+fn unit(packet_bytes: u64) -> u64 {
+    packet_bytes.min(UNIT_BYTES_MOST)
 }
 
 /// How much the peer's receive buffer takes at once. It says how large the buffer is and how many datagrams
@@ -272,19 +291,29 @@ impl Room {
         self.bytes
     }
 
+    /// Packets have so many bytes from now on.
+    pub(crate) fn set_packet_bytes(&mut self, bytes: usize) {
+        self.packet = bytes as u64;
+        self.bytes = self.bytes.max(self.least());
+    }
+
+    fn least(&self) -> u64 {
+        (ROOM_PACKETS_LEAST * unit(self.packet)).max(LARGE_PACKETS_LEAST * self.packet)
+    }
+
     /// The peer tells of its buffer: its bytes, or 0, and the datagrams dropped so far.
     pub(crate) fn handle_report(&mut self, now: Duration, buffer: u32, overruns: u32) {
         if buffer == 0 {
             return;
         }
         let before = self.overruns.replace(overruns);
-        let most = (u64::from(buffer) * ROOM_EIGHTHS / 8).max(ROOM_PACKETS_LEAST * self.packet);
+        let most = (u64::from(buffer) * ROOM_EIGHTHS / 8).max(self.least());
         if before.is_none() || most != self.bytes_most {
             (self.bytes, self.bytes_most, self.changed) = (most, most, now);
         } else if before != Some(overruns) {
             // What was on the way when it was noticed may be dropped as well: that is no further news.
             if now.saturating_sub(self.changed) >= ROOM_SHRINKS_AFTER || self.bytes == most {
-                self.bytes = (self.bytes * 3 / 4).max(ROOM_PACKETS_LEAST * self.packet);
+                self.bytes = (self.bytes * 3 / 4).max(self.least());
                 self.changed = now;
                 self.grows_after = (self.grows_after * 2).min(ROOM_GROWS_AFTER_MOST);
             }
@@ -309,6 +338,9 @@ const WINDOW_PACKETS_LEAST: u64 = 4;
 const WINDOW_PACKETS_FIRST: u64 = 64;
 /// A batch of segments on each side, and an acknowledgement for each.
 const WINDOW_PACKETS_SPARE: u64 = 192;
+/// One that arrives, and one that is on its way meanwhile.
+const LARGE_PACKETS_LEAST: u64 = 2;
+const UNIT_BYTES_MOST: u64 = 1472;
 const PACE_LEAST: u64 = 64 << 10;
 /// Between two threads of one machine a round trip is measured shorter than a batch takes.
 const ROUND_TRIP_LEAST: Duration = Duration::from_micros(50);

@@ -14,7 +14,7 @@ use crate::handshake::{Initiator, Offer, respond};
 use crate::header::{Header, Kind};
 use crate::key::{Fingerprint, Keys};
 use crate::message::{Outgoing, Sink, Source};
-use crate::session::{Dropped, Event, Intake, Pulse, Session, SessionConfig, Transmit};
+use crate::session::{Dropped, Event, Intake, PULSE_PACKETS_MOST, Pulse, Session, SessionConfig, Transmit};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -255,9 +255,11 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         self.sessions.get(&number).map(|open| open.peer)
     }
 
-    /// Bytes of a full packet, with its header.
-    pub fn packet_bytes(&self) -> usize {
-        Header::BYTES + self.config.session.segment
+    /// The link refuses packets of so many bytes to this peer: see [`Session::handle_too_large`].
+    pub fn handle_too_large(&mut self, now: Duration, to: SocketAddr, bytes: usize) {
+        self.stir();
+        let concerned = self.sessions.values_mut().filter(|open| open.peer == to);
+        concerned.for_each(|open| open.session.handle_too_large(now, bytes));
     }
 
     /// True if something is to be sent now that does not wait well; also if there are too many sessions to
@@ -433,9 +435,19 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         self.half_open.retain(|half| now.saturating_sub(half.since) < keep);
     }
 
-    /// Appends packets to `out`: where they go, and their length (the last may be shorter).
-    pub fn poll_transmit(&mut self, now: Duration, segments: usize, out: &mut Vec<u8>) -> Option<(SocketAddr, usize)> {
-        match self.transmit(out, |session, _, out| session.poll_transmit(now, segments, out).map(Transmit::Written))? {
+    /// Appends packets to `out`, of at most `burst_bytes` together if that is more than one packet: where they
+    /// go, and their length (the last may be shorter).
+    pub fn poll_transmit(
+        &mut self,
+        now: Duration,
+        burst_bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Option<(SocketAddr, usize)> {
+        let transmit = self.transmit(out, |session, _, out| {
+            let segments = packets_of_burst(session, burst_bytes);
+            session.poll_transmit(now, segments, out).map(Transmit::Written)
+        });
+        match transmit? {
             (to, Transmit::Written(segment)) => Some((to, segment)),
             (_, Transmit::Sent) => None,
         }
@@ -446,11 +458,12 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     pub fn poll_transmit_with(
         &mut self,
         now: Duration,
-        segments: usize,
+        burst_bytes: usize,
         out: &mut Vec<u8>,
         mut send: impl FnMut(SocketAddr, Pulse<'_>) -> bool,
     ) -> Option<(SocketAddr, Transmit)> {
         self.transmit(out, |session, to, out| {
+            let segments = packets_of_burst(session, burst_bytes);
             session.poll_transmit_with(now, segments, out, &mut |pulse| send(to, pulse))
         })
     }
@@ -556,6 +569,11 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         self.last = next?;
         self.poll_event()
     }
+}
+
+/// How many full packets of a session have so many bytes.
+fn packets_of_burst<S: Source, T: Sink>(session: &Session<S, T>, burst_bytes: usize) -> usize {
+    (burst_bytes / session.packet_bytes()).clamp(1, PULSE_PACKETS_MOST)
 }
 
 // [W-57]

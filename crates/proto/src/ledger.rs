@@ -3,6 +3,7 @@
 //! Packets that leave together share one [`Departure`], so that the entry of a packet is small.
 
 use crate::rtt::RoundTrip;
+use crate::size::PacketSize;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
@@ -12,8 +13,10 @@ use std::time::Duration;
 pub(crate) enum Cargo {
     /// Packet `index` of a message.
     Data { vi: u32, message: u32, index: u32 },
-    /// A question whether the peer is there.
+    /// A question whether the peer is there; or what was awaited, and is carried by others now.
     Probe,
+    /// A question whether packets of so many bytes pass.
+    Size(u16),
     /// Credits that are news to the peer.
     Credit,
     /// The last word of a session.
@@ -50,8 +53,8 @@ struct Live {
 #[derive(Clone, Copy, Debug)]
 enum Entry {
     Live(Live),
-    /// Given up, but its acknowledgement may still come [W-43].
-    Lost(Cargo),
+    /// Given up, but its acknowledgement may still come [W-43]; and its bytes.
+    Lost(Cargo, u16),
     /// Acknowledged, or never to be acknowledged.
     Settled,
 }
@@ -71,6 +74,10 @@ pub(crate) struct Ledger {
     live: usize,
     in_flight: u64,
     largest_acknowledged: Option<u64>,
+    /// Bytes of the largest packet that has arrived since it was last asked for.
+    bytes_arrived_most: u16,
+    /// When the latest packet left that is lost and larger than every path takes.
+    large_lost: Option<Duration>,
 }
 
 impl Ledger {
@@ -137,6 +144,7 @@ impl Ledger {
         if let (1, Some(Entry::Live(packet))) = (self.entries.len(), self.entries.front()) {
             // The only one, as where question and answer alternate.
             arrived.push(Run { cargo: packet.cargo, count: 1 });
+            self.bytes_arrived_most = self.bytes_arrived_most.max(packet.bytes);
             let departure = *self.departure(packet.departure);
             (self.live, self.in_flight, self.first) = (0, 0, self.first + 1);
             self.first_departure = self.first_departure.wrapping_add(self.departures.len() as u32);
@@ -144,7 +152,7 @@ impl Ledger {
             self.departures.clear();
             return Some(departure);
         }
-        let mut latest = None;
+        let (mut latest, mut most) = (None, 0);
         let positions = (start - self.first) as usize..(end - self.first) as usize;
         for entry in self.entries.range_mut(positions) {
             match std::mem::replace(entry, Entry::Settled) {
@@ -152,12 +160,17 @@ impl Ledger {
                     self.live -= 1;
                     self.in_flight -= u64::from(packet.bytes);
                     latest = Some(packet.departure);
+                    most = packet.bytes.max(most);
                     note(arrived, packet.cargo);
                 }
-                Entry::Lost(cargo) => note(arrived, cargo),
+                Entry::Lost(cargo, bytes) => {
+                    most = bytes.max(most);
+                    note(arrived, cargo);
+                }
                 Entry::Settled => {}
             }
         }
+        self.bytes_arrived_most = self.bytes_arrived_most.max(most);
         let departure = latest.map(|number| *self.departure(number));
         self.forget_settled();
         departure
@@ -180,7 +193,14 @@ impl Ledger {
             if overtaken && sent_at + delay / 4 <= now || sent_at + delay <= now {
                 self.live -= 1;
                 self.in_flight -= u64::from(packet.bytes);
-                self.entries[position] = Entry::Lost(packet.cargo);
+                self.entries[position] = match packet.cargo {
+                    // What it asked has its answer; it is in nobody's way.
+                    Cargo::Size(_) => Entry::Settled,
+                    cargo => Entry::Lost(cargo, packet.bytes),
+                };
+                if usize::from(packet.bytes) > PacketSize::LEAST {
+                    self.large_lost = self.large_lost.max(Some(sent_at));
+                }
                 note(lost, packet.cargo);
             } else {
                 let due = sent_at + if overtaken { delay / 4 } else { delay };
@@ -193,10 +213,59 @@ impl Ledger {
 
     /// The oldest packet that is still awaited: what it carried, and when it left.
     pub(crate) fn oldest(&self) -> Option<(Cargo, Duration)> {
-        self.entries.iter().find_map(|entry| match entry {
-            Entry::Live(packet) => Some((packet.cargo, self.departure(packet.departure).sent_at)),
+        let packet = self.oldest_live()?.1;
+        Some((packet.cargo, self.departure(packet.departure).sent_at))
+    }
+
+    /// True if that packet is larger than every path takes.
+    pub(crate) fn oldest_is_large(&self) -> bool {
+        self.oldest_live().is_some_and(|(_, packet)| usize::from(packet.bytes) > PacketSize::LEAST)
+    }
+
+    /// The number below which nothing is awaited any more: it has arrived, or was given up.
+    pub(crate) fn settled_below(&self) -> u64 {
+        self.oldest_live().map_or(self.next_number(), |(position, _)| self.first + position as u64)
+    }
+
+    fn oldest_live(&self) -> Option<(usize, &Live)> {
+        self.entries.iter().enumerate().find_map(|(position, entry)| match entry {
+            Entry::Live(packet) => Some((position, packet)),
             _ => None,
         })
+    }
+
+    /// True if a packet has arrived since this was last asked that is larger than every path takes.
+    pub(crate) fn take_large_arrived(&mut self) -> bool {
+        usize::from(std::mem::take(&mut self.bytes_arrived_most)) > PacketSize::LEAST
+    }
+
+    /// When the latest such packet left that was lost since this was last asked.
+    pub(crate) fn take_large_lost(&mut self) -> Option<Duration> {
+        self.large_lost.take()
+    }
+
+    /// Nothing is awaited of this packet, which never left.
+    pub(crate) fn settle(&mut self, number: u64) {
+        let Some(position) = number.checked_sub(self.first) else { return };
+        if let Some(entry) = self.entries.get_mut(position as usize)
+            && let Entry::Live(packet) = std::mem::replace(entry, Entry::Settled)
+        {
+            self.live -= 1;
+            self.in_flight -= u64::from(packet.bytes);
+        }
+        self.forget_settled();
+    }
+
+    /// What these packets of messages carried will be carried by others, cut in another way.
+    pub(crate) fn disown(&mut self, is_cut_anew: impl Fn(u32, u32) -> bool) {
+        for entry in &mut self.entries {
+            if let Entry::Live(Live { cargo, .. }) | Entry::Lost(cargo, _) = entry
+                && let Cargo::Data { vi, message, .. } = *cargo
+                && is_cut_anew(vi, message)
+            {
+                *cargo = Cargo::Probe;
+            }
+        }
     }
 
     fn departure(&self, number: u32) -> &Departure {
@@ -207,7 +276,8 @@ impl Ledger {
         let settled = |entry: &&Entry| matches!(entry, Entry::Settled);
         self.forget(self.entries.iter().take_while(settled).count());
         // One that was lost long ago will not be acknowledged any more.
-        while self.entries.len() > REMEMBERED && matches!(self.entries.front(), Some(Entry::Lost(_) | Entry::Settled)) {
+        while self.entries.len() > REMEMBERED && matches!(self.entries.front(), Some(Entry::Lost(..) | Entry::Settled))
+        {
             self.forget(1);
         }
         // A departure goes when the first packet that awaits something is of a later one.
@@ -314,6 +384,37 @@ mod tests {
         let mut arrived = Vec::new();
         assert!(ledger.acknowledge(5..900, &mut arrived).is_none() && arrived.is_empty());
         assert_eq!(ledger.in_flight(), 100);
+    }
+
+    #[test]
+    fn a_question_of_size_weighs_nothing_and_leaves_no_trace() {
+        let mut ledger = Ledger::default();
+        push(&mut ledger, 0, 0);
+        ledger.push(Cargo::Size(9000), 0);
+        ledger.push(Cargo::Size(9000), 0);
+        push(&mut ledger, 1, 0);
+        assert_eq!((ledger.in_flight(), ledger.settled_below()), (200, 0));
+        ledger.acknowledge(0..1, &mut Vec::new());
+        assert_eq!(ledger.settled_below(), 1);
+        ledger.settle(1);
+        assert_eq!(ledger.settled_below(), 2);
+        ledger.acknowledge(3..4, &mut Vec::new());
+        let mut lost = Vec::new();
+        ledger.detect_lost(Duration::from_secs(1), &trip(20), &mut lost);
+        assert_eq!(lost, [Run { cargo: Cargo::Size(9000), count: 1 }]);
+        assert!(ledger.is_empty() && ledger.entries.is_empty() && ledger.is_settled_by(&(4..4)));
+    }
+
+    #[test]
+    fn what_is_cut_anew_is_carried_by_others() {
+        let mut ledger = Ledger::default();
+        (0..6).for_each(|index| push(&mut ledger, index, 0));
+        ledger.acknowledge(4..5, &mut Vec::new());
+        ledger.detect_lost(Duration::from_millis(10), &trip(20), &mut Vec::new());
+        ledger.disown(|vi, message| (vi, message) == (1, 0));
+        let mut arrived = Vec::new();
+        assert!(ledger.acknowledge(0..6, &mut arrived).is_some());
+        assert!(arrived.iter().all(|run| run.cargo == Cargo::Probe) && ledger.is_empty(), "{arrived:?}");
     }
 
     #[test]

@@ -51,6 +51,7 @@ mod replay;
 mod rtt;
 mod seal;
 mod session;
+mod size;
 
 pub use congestion::{Controller, Delivery, RateBased};
 pub use endpoint::{ConnectError, Endpoint, EndpointConfig, EndpointEvent, EndpointStats};
@@ -64,3 +65,4 @@ pub use replay::ReplayWindow;
 pub use rtt::RoundTrip;
 pub use seal::{KeyLimits, OpenError, SealError, Sealing, SealingStats};
 pub use session::{Assurance, Dropped, Ending, Event, Pulse, Refusal, Session, SessionConfig, SessionStats, Transmit};
+pub use size::PacketSize;

@@ -2,8 +2,8 @@
 //!
 //! The first packet of a message begins with a preface: total length, immediate data, the payload token
 //! if there is one, the control bytes. Every other packet is nothing but payload. All packets but the
-//! last are full, so packet `index` of a message always carries the same bytes, however often it is sent
-//! [W-31].
+//! last are full, so packet `index` of a message carries the same bytes, however often it is sent [W-31];
+//! unless packets of that size do not pass any more, and the message is cut anew [W-70].
 
 use crate::ranges::Ranges;
 use std::collections::{BTreeMap, VecDeque};
@@ -152,8 +152,7 @@ impl<S: Source> OutMessage<S> {
         let total = message.payload.as_ref().map_or(0, Source::total);
         let Outgoing { token, control, immediate, payload_token, payload } = message;
         let preface = Preface { total: total as u32, immediate, payload_token, control };
-        let first = (segment - preface.bytes()).min(total);
-        let packets = if first == total { 1 } else { 1 + (total - first).div_ceil(segment) as u32 };
+        let packets = packets_of(&preface, segment);
         let arrived_later = if packets <= 64 { Vec::new() } else { vec![0; packets.div_ceil(64) as usize - 1] };
         OutMessage {
             token,
@@ -166,6 +165,40 @@ impl<S: Source> OutMessage<S> {
             arrived: 0,
             arrived_later,
             awaited: packets,
+        }
+    }
+
+    /// Bytes that its packets have behind their headers, at most.
+    pub(crate) fn segment(&self) -> usize {
+        self.segment
+    }
+
+    /// True if a packet of it has left that is larger than this. One whose only packet is not stays as it is.
+    pub(crate) fn outgrows(&self, segment: usize) -> bool {
+        let bytes = self.preface.bytes() + self.preface.total as usize;
+        self.next > 0 && self.segment > segment && bytes > segment
+    }
+
+    /// Cuts it into packets of another size. Bytes that have arrived need not go again: a packet has arrived
+    /// if all of its bytes have. One whose bytes were sent in part counts as not sent.
+    pub(crate) fn cut_anew(&mut self, segment: usize) {
+        let mut arrived = Ranges::new();
+        for index in (0..self.next).filter(|index| self.has_arrived(*index)) {
+            let range = self.range(index);
+            arrived.insert(range.start as u64..range.end as u64, usize::MAX);
+        }
+        let (total, begun) = (self.preface.total as usize, self.next > 0);
+        let sent = if begun { self.range(self.next - 1).end } else { 0 };
+        (self.segment, self.packets) = (segment, packets_of(&self.preface, segment));
+        self.arrived_later = vec![0; self.packets.div_ceil(64) as usize - 1];
+        (self.arrived, self.awaited, self.next) = (0, self.packets, 0);
+        while begun && self.next < self.packets && self.range(self.next).end <= sent {
+            let range = self.range(self.next);
+            // An empty message has no bytes by which it could be told.
+            if total > 0 && arrived.contains(&(range.start as u64..range.end as u64)) {
+                self.note_run(self.next, 1);
+            }
+            self.next += 1;
         }
     }
 
@@ -235,6 +268,13 @@ impl<S: Source> OutMessage<S> {
         }
         from
     }
+}
+
+/// How many packets a message is cut into.
+fn packets_of(preface: &Preface, segment: usize) -> u32 {
+    let total = preface.total as usize;
+    let first = (segment - preface.bytes()).min(total);
+    if first == total { 1 } else { 1 + (total - first).div_ceil(segment) as u32 }
 }
 
 /// A message that is arriving.
@@ -351,6 +391,51 @@ mod tests {
             }
             prop_assert!(landed.contains(&(0..payload.len() as u64)));
             prop_assert_eq!(got, payload);
+        }
+
+        /// However often it is cut anew: a packet counts as arrived if the bytes that were known to have arrived
+        /// are all of its own, and never if one of them has not; the same for what has left.
+        #[test]
+        fn a_message_that_is_cut_anew_knows_which_bytes_have_arrived(
+            total in 0usize..20_000,
+            cuts in prop::collection::vec((200usize..5000, 0u32..40, prop::collection::vec(0u32..40, 0..20)), 1..5),
+        ) {
+            let outgoing =
+                Outgoing { token: 1, control: vec![], immediate: 0, payload_token: None, payload: Some(vec![0; total]) };
+            let mut message = OutMessage::new(outgoing, 0, cuts[0].0);
+            let (mut arrived, mut sent) = (Ranges::new(), 0);
+            for (segment, sends, arrivals) in cuts {
+                let mut known = Ranges::new();
+                for index in (0..message.packets).filter(|index| message.has_arrived(*index)) {
+                    let range = message.range(index);
+                    known.insert(range.start as u64..range.end as u64, usize::MAX);
+                }
+                message.cut_anew(segment);
+                prop_assert_eq!(message.segment(), segment);
+                let is_sent = |message: &OutMessage<_>, index| message.range(index).end <= sent && index < message.packets;
+                let none = message.next == 0;
+                prop_assert!(none || is_sent(&message, message.next - 1));
+                prop_assert!(sent == 0 || message.all_sent() || !is_sent(&message, message.next));
+                prop_assert_eq!(message.all_sent() && total > 0, sent == total && total > 0);
+                let mut awaited = message.packets;
+                for index in 0..message.packets {
+                    let range = message.range(index);
+                    let range = range.start as u64..range.end as u64;
+                    prop_assert!(arrived.contains(&range) || !message.has_arrived(index));
+                    let whole = total > 0 && index < message.next && known.contains(&range);
+                    prop_assert_eq!(message.has_arrived(index), whole);
+                    awaited -= u32::from(message.has_arrived(index));
+                }
+                prop_assert_eq!(message.awaited, awaited);
+                message.next = message.packets.min(message.next + sends);
+                let next = message.next;
+                for index in arrivals.into_iter().filter(|index| *index < next) {
+                    message.note_run(index, 1);
+                    let range = message.range(index);
+                    arrived.insert(range.start as u64..range.end as u64, usize::MAX);
+                }
+                sent = if message.next > 0 { message.range(message.next - 1).end } else { sent };
+            }
         }
 
         #[test]

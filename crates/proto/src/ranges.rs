@@ -61,6 +61,15 @@ impl Ranges {
         range.is_empty() || self.ranges.get(after).is_none_or(|held| held.start >= range.end)
     }
 
+    /// The parts of `range` that are not in it, in order.
+    pub fn gaps(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let first = self.ranges.partition_point(|held| held.end <= range.start);
+        let held = self.ranges[first..].iter().take_while(move |held| held.start < range.end);
+        let ends = held.clone().map(|held| held.start).chain([range.end]);
+        let starts = [range.start].into_iter().chain(held.map(|held| held.end));
+        starts.zip(ends).map(|(start, end)| start..end).filter(|gap| !gap.is_empty())
+    }
+
     /// The range that `number` is in.
     pub fn holder(&self, number: u64) -> Option<&Range<u64>> {
         let after = self.ranges.partition_point(|range| range.end <= number);

@@ -12,6 +12,8 @@
 //!    └────────────────────┴──── the peer closes, or is silent ────┴──────────────────────────────────▶ Ended
 //! ```
 
+mod size;
+
 use crate::congestion::{Controller, Delivery, RateBased, Room};
 use crate::handshake::{Established, Offer};
 use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind};
@@ -22,6 +24,7 @@ use crate::ranges::Ranges;
 use crate::replay::ReplayWindow;
 use crate::rtt::RoundTrip;
 use crate::seal::Sealing;
+use crate::size::{PacketSize, SizeSearch};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
@@ -29,8 +32,8 @@ use std::time::Duration;
 /// What a session may use, and how it behaves.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// Bytes of payload in a packet.
-    pub segment: usize,
+    /// How large packets are.
+    pub packet_size: PacketSize,
     /// Silence of so long is death.
     pub death: Duration,
     /// An acknowledgement is held back at most so long.
@@ -53,7 +56,7 @@ pub struct SessionConfig {
 impl Default for SessionConfig {
     fn default() -> SessionConfig {
         SessionConfig {
-            segment: 1408,
+            packet_size: PacketSize::default(),
             death: Duration::from_secs(10),
             acknowledge_delay: Duration::from_millis(1),
             acknowledge_every: 256,
@@ -212,6 +215,10 @@ pub struct SessionStats {
     pub packets_lost: u64,
     /// Probes after silence.
     pub probes: u64,
+    /// Probes of a size.
+    pub size_probes: u64,
+    /// Times that packets of the size found did not pass any more.
+    pub size_falls: u64,
     /// Authentic packets received.
     pub packets_received: u64,
     /// Dropped since they came before.
@@ -255,6 +262,28 @@ struct ViState<S, T> {
 impl<S: Source, T> ViState<S, T> {
     fn message(&mut self, number: u32) -> Option<&mut OutMessage<S>> {
         self.messages.get_mut(number.wrapping_sub(self.first_message) as usize)
+    }
+
+    /// True if a packet of this message has left that is larger than `segment`.
+    fn outgrows(&self, number: u32, segment: usize) -> bool {
+        let message = self.messages.get(number.wrapping_sub(self.first_message) as usize);
+        message.is_some_and(|message| message.outgrows(segment))
+    }
+
+    /// Cuts messages anew of which such packets have left. What is not known to have arrived goes again.
+    fn cut_anew(&mut self, segment: usize) {
+        let mut again = std::mem::take(&mut self.again);
+        again.retain(|(number, _)| !self.outgrows(*number, segment));
+        for (position, message) in self.messages.iter_mut().enumerate().filter(|(_, message)| message.outgrows(segment))
+        {
+            message.cut_anew(segment);
+            if self.sends == Assurance::Reliable {
+                let number = self.first_message.wrapping_add(position as u32);
+                let missing = (0..message.next).filter(|index| !message.has_arrived(*index));
+                again.extend(missing.map(|index| (number, index)));
+            }
+        }
+        self.again = again;
     }
 
     /// Whether something of it can be sent now, as far as the peer's credit goes, and whether only that
@@ -383,6 +412,15 @@ pub struct Session<S, T> {
     /// How many VIs have credit that is news to the peer.
     news: usize,
     ledger: Ledger,
+    /// Bytes that packets have behind their headers, at most: as `search` says.
+    segment: usize,
+    search: SizeSearch,
+    /// How often in a row packets were lost, and only those larger than every path takes; and when that was
+    /// noticed last.
+    suspicions: (u32, Duration),
+    /// A size was lost or refused when this was the number of the next packet, and the peer may tell of the hole
+    /// in what it has received.
+    hole_below: Option<u64>,
     trip: RoundTrip,
     controller: Box<dyn Controller>,
     /// What the peer's buffer takes.
@@ -444,9 +482,9 @@ impl<S: Source, T: Sink> Session<S, T> {
     pub fn new(established: Established, number: u32, mut config: SessionConfig, now: Duration) -> Session<S, T> {
         let Established { sealing, peer, fingerprint } = established;
         // What would not work is brought to what does.
-        config.segment = config.segment.clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES_MOST);
         config.holes_max = config.holes_max.max(16);
-        let packet = config.segment + Header::BYTES;
+        let search = SizeSearch::new(config.packet_size);
+        let packet = search.present();
         Session {
             number,
             peer,
@@ -459,6 +497,10 @@ impl<S: Source, T: Sink> Session<S, T> {
             blocked: 0,
             news: 0,
             ledger: Ledger::default(),
+            segment: packet - Header::BYTES,
+            search,
+            suspicions: (0, now),
+            hole_below: None,
             trip: RoundTrip::new(),
             controller: Box::new(RateBased::new(packet)),
             room: Room::new(packet),
@@ -634,7 +676,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         if message.payload_token.is_none() {
             state.next_receive = receive.wrapping_add(1);
         }
-        state.messages.push_back(OutMessage::new(message, receive, self.config.segment));
+        state.messages.push_back(OutMessage::new(message, receive, self.segment));
         line_up(vi, state, &mut self.turns, &mut self.blocked);
         Ok(())
     }
@@ -650,7 +692,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         let Some(state) = self.vis.get(&vi).filter(|state| state.sends == Assurance::Reliable) else { return false };
         let total = message.payload.as_ref().map_or(0, Source::total);
         let control = message.control.len();
-        let fits = PREFACE_BYTES_MOST + control + total <= self.config.segment && control <= CONTROL_BYTES_MAX.into();
+        let fits = PREFACE_BYTES_MOST + control + total <= self.segment && control <= CONTROL_BYTES_MAX.into();
         let room = state.messages.len() == state.sending && state.messages.len() < self.config.messages_max;
         let next = state.next_receive;
         // What it does not take is refused where it is posted.
@@ -695,7 +737,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.last_run = self.last_run.max(now);
         let Some(state) = self.vis.get_mut(&vi) else { return };
         let number = state.first_message.wrapping_add(state.messages.len() as u32);
-        let mut message = OutMessage::new(message, state.next_receive, self.config.segment);
+        let mut message = OutMessage::new(message, state.next_receive, self.segment);
         message.next = 1;
         state.messages.push_back(message);
         (state.sending, state.next_receive) = (state.sending + 1, state.next_receive.wrapping_add(1));
@@ -704,6 +746,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         if let Some(state) = self.vis.get_mut(&vi) {
             state.note_told(&mut self.news);
         }
+        self.search.note_traffic(now);
         self.begin_departure(now);
         self.unasked += 1;
         self.ledger.push(Cargo::Data { vi, message: number, index: 0 }, bytes as u16);
@@ -870,11 +913,14 @@ impl<S: Source, T: Sink> Session<S, T> {
         if self.probes >= 2 {
             self.controller.handle_silence(now);
         }
+        if self.ledger.oldest_is_large() {
+            self.suspect_size(now);
+        }
         match self.ledger.oldest().map(|(cargo, _)| cargo) {
             Some(Cargo::Data { vi, message, index }) => self.send_again(vi, message, index),
             Some(Cargo::Close) => self.close_sent = false,
             Some(Cargo::Credit) => self.tell_credit_again(),
-            Some(Cargo::Probe) | None => {}
+            Some(Cargo::Probe | Cargo::Size(_)) | None => {}
         }
         self.probe_wanted = true;
         self.set_probe_timer(now);
@@ -906,12 +952,18 @@ impl<S: Source, T: Sink> Session<S, T> {
         let mut lost = std::mem::take(&mut self.runs);
         let before = self.ledger.in_flight();
         self.lost_by = self.ledger.detect_lost(now, &self.trip, &mut lost);
-        if !lost.is_empty() {
+        if before > self.ledger.in_flight() {
             self.controller.handle_loss(now, before - self.ledger.in_flight());
         }
         for run in lost.drain(..) {
             self.stats.packets_lost += u64::from(run.count);
             match run.cargo {
+                // That is what it was for: it says nothing about the rate that the path takes.
+                Cargo::Size(bytes) => {
+                    self.stats.packets_lost -= 1;
+                    self.search.handle_loss(now, usize::from(bytes));
+                    self.hole_below = Some(self.ledger.next_number());
+                }
                 Cargo::Data { vi, message, index } => {
                     if self.vis.get(&vi).is_some_and(|state| state.sends == Assurance::Reliable) {
                         (index..index + run.count).for_each(|index| self.send_again(vi, message, index));
@@ -923,6 +975,11 @@ impl<S: Source, T: Sink> Session<S, T> {
             }
         }
         self.runs = lost;
+        self.fill_hole();
+        // What left together counts once, however much of it is lost.
+        if self.ledger.take_large_lost().is_some_and(|sent_at| sent_at > self.suspicions.1) {
+            self.suspect_size(now);
+        }
     }
 
     /// [W-39]
@@ -947,9 +1004,9 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.controller.window().min(self.room.bytes())
     }
 
-    /// Bytes of a full packet.
-    fn packet_bytes(&self) -> usize {
-        self.config.segment + Header::BYTES
+    /// Bytes of a full packet, with its header, as they leave now.
+    pub fn packet_bytes(&self) -> usize {
+        self.segment + Header::BYTES
     }
 
     // ── Sending ──────────────────────────────────────────────────────────────────────────────────
@@ -1009,9 +1066,9 @@ impl<S: Source, T: Sink> Session<S, T> {
             return Some(out.len() - begin);
         }
         if self.can_send_now(now)
-            && let Some(bytes) = self.write_pulse(now, segments, weave, out)
+            && let Some(packet) = self.write_pulse(now, segments, weave, out)
         {
-            return Some(bytes.min(self.packet_bytes()));
+            return Some(packet);
         }
         if self.state == State::Closing && !self.close_sent {
             self.close_sent = true;
@@ -1033,13 +1090,17 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.write_acknowledgement(now, out)?;
             return Some(out.len() - begin);
         }
+        if let Some(bytes) = self.search.due().filter(|_| self.state == State::Open) {
+            self.write_size_probe(now, bytes, out)?;
+            return Some(bytes);
+        }
         self.note_blocked(now);
         None
     }
 
     fn has_nothing_to_send(&self) -> bool {
         let asked = self.acknowledge_now || self.probe_wanted || !self.asking.is_empty();
-        self.turns.is_empty() && !asked && self.state != State::Closing
+        self.turns.is_empty() && !asked && self.state != State::Closing && self.search.due().is_none()
     }
 
     /// Credit is news that can be missed: it may have come before the VI was open here. Whoever waits for
@@ -1077,19 +1138,21 @@ impl<S: Source, T: Sink> Session<S, T> {
         intake_is_news || self.news > 1 || self.news == 1 && !first_tells()
     }
 
-    /// Writes data packets, up to `segments` and as far as the window goes; how many bytes they are, or
-    /// `None` if there are none. With `weave`, payload may be left where it is: `weft` tells.
+    /// Writes data packets, up to `segments` and as far as the window goes; how many bytes each has but the
+    /// last, or `None` if there are none. With `weave`, payload may be left where it is: `weft` tells.
     ///
     /// The pace says when a pulse begins, not how long it is: a system call carries many packets as
     /// cheaply as one. What goes too early now makes the next pulse later.
     fn write_pulse(&mut self, now: Duration, segments: usize, weave: bool, out: &mut Vec<u8>) -> Option<usize> {
-        let (mut bytes, full) = (0, self.packet_bytes());
+        let (mut bytes, mut packet, full) = (0, 0, self.packet_bytes());
         let room = self.window().saturating_sub(self.ledger.in_flight()) / full as u64;
-        let mut left = match self.is_probing() {
+        let probing = self.is_probing();
+        let mut left = match probing {
             // One packet is the probe; the others wait for window and pace.
             true => 1,
             false => segments.min(room as usize),
         };
+        self.search.note_traffic(now);
         self.begin_departure(now);
         let first_number = self.ledger.next_number();
         while left > 0 {
@@ -1098,14 +1161,16 @@ impl<S: Source, T: Sink> Session<S, T> {
             let limit = if self.turns.is_empty() { left } else { 1 };
             let Some(state) = self.vis.get_mut(&vi) else { continue };
             state.in_turns = false;
-            let run = next_run(state, limit as u32);
+            let run = next_run(state, limit as u32, self.segment, bytes == 0 && !probing);
             line_up(vi, state, &mut self.turns, &mut self.blocked);
             let Some(run) = run else { continue };
             // What is woven is a pulse of its own.
             let woven = weave && bytes == 0 && self.can_weave(vi, &run);
             let written = self.write_run(vi, &run, woven, out);
+            packet = if bytes == 0 { written.min(run.packet) } else { packet };
             bytes += written;
-            left -= run.count as usize;
+            left = left.saturating_sub(run.count as usize);
+            // One that is shorter is the last, or of a message that was cut before packets became larger.
             if woven || written < run.count as usize * full {
                 break;
             }
@@ -1120,12 +1185,12 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.ledger.hold_back();
         }
         self.note_departed(now, self.ledger.next_number() - first_number, bytes);
-        Some(bytes)
+        Some(packet)
     }
 
     /// True if the payload of these packets can stay where it is until they have gone.
     fn can_weave(&mut self, vi: u32, run: &NextRun) -> bool {
-        if run.count < WEAVE_PACKETS_LEAST || self.sealing.is_sealed() {
+        if (run.count as usize) * run.packet < WEAVE_BYTES_LEAST || self.sealing.is_sealed() {
             return false;
         }
         let Some(state) = self.vis.get_mut(&vi).filter(|state| state.sends == Assurance::Reliable) else {
@@ -1215,6 +1280,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         let begin = out.len();
         out.resize(begin + Header::BYTES, 0);
         let header = Header { vi, ..self.bare_header(kind) };
+        let header = if kind == Kind::Probe { self.with_settled(header) } else { header };
         self.seal(&header, begin, out).then_some(())?;
         self.note_sent(now, cargo, out.len() - begin);
         Some(())
@@ -1583,11 +1649,18 @@ impl<S: Source, T: Sink> Session<S, T> {
         message.too_long |= range.end > capacity;
         if !landed
             && !message.too_long
-            && message.landed.is_free(&range)
             && let Some(target) = message.place.as_mut().and_then(|place| place.target.as_mut())
         {
             let data = &payload[payload.len() - data_bytes..];
-            target.write(range.start as usize, data);
+            if message.landed.is_free(&range) {
+                target.write(range.start as usize, data);
+            } else {
+                // A message that was cut anew comes in pieces that overlap [W-70]; what has landed stays [W-33].
+                for gap in message.landed.gaps(range.clone()) {
+                    let piece = (gap.start - range.start) as usize..(gap.end - range.start) as usize;
+                    target.write(gap.start as usize, &data[piece]);
+                }
+            }
         }
         let holes_max = if message.place.is_some() { self.config.holes_max } else { HOLES_WITHOUT_PLACE };
         if !message.landed.insert(range, holes_max) {
@@ -1655,6 +1728,14 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     fn note_received(&mut self, now: Duration, header: &Header) {
         self.window.accept(header.number);
+        if header.kind == Kind::Probe {
+            // What tried a size was large, and a session is to take little while it is idle.
+            self.scratch.clear();
+            self.scratch.shrink_to(PacketSize::LEAST);
+            // Holes below are not filled any more [W-67].
+            let settled = u64::from(header.offset) << 32 | u64::from(header.message);
+            self.received.forget_below(settled.min(header.number));
+        }
         let in_order = self.note_number(now, header.number);
         if header.kind == Kind::Probe && header.vi != 0 {
             // Somebody waits for credit on this VI, and may have missed the news.
@@ -1775,8 +1856,17 @@ impl<S: Source, T: Sink> Session<S, T> {
             match run.cargo {
                 Cargo::Data { vi, message, index } => self.note_arrived(vi, message, index, run.count),
                 Cargo::Close => self.end(Ending::Closed),
+                Cargo::Size(bytes) => {
+                    if self.search.handle_arrival(now, usize::from(bytes)) {
+                        self.set_size();
+                    }
+                    self.suspicions.0 = 0;
+                }
                 Cargo::Probe | Cargo::Credit => {}
             }
+        }
+        if self.ledger.take_large_arrived() {
+            self.suspicions.0 = 0;
         }
         self.runs = arrived;
     }
@@ -1870,6 +1960,8 @@ struct NextRun {
     message: u32,
     index: u32,
     count: u32,
+    /// Bytes of each but the last, with its header.
+    packet: usize,
     /// They were sent before.
     again: bool,
     /// The credit of their VI is news.
@@ -1920,11 +2012,13 @@ fn check_send<S: Source>(
     Ok(())
 }
 
-/// The next packets of a VI, at most `limit`: something lost first, then something new.
-fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32) -> Option<NextRun> {
-    while let Some((message, index)) = state.again.pop_front() {
-        if state.message(message).is_some_and(|message| !message.has_arrived(index)) {
-            return Some(NextRun { message, index, count: 1, again: true, tells: state.has_news });
+/// The next packets of a VI, at most `limit` of `segment`: something lost first, then something new. `alone`
+/// if no others go before them in one pulse, so that several may have another length.
+fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32, segment: usize, alone: bool) -> Option<NextRun> {
+    while let Some((number, index)) = state.again.pop_front() {
+        if let Some(message) = state.message(number).filter(|message| !message.has_arrived(index)) {
+            let packet = message.segment() + Header::BYTES;
+            return Some(NextRun { message: number, index, count: 1, packet, again: true, tells: state.has_news });
         }
     }
     let position = state.sending;
@@ -1934,12 +2028,29 @@ fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32) -> Option<NextR
     }
     let number = state.first_message.wrapping_add(position as u32);
     let message = state.messages.get_mut(position)?;
+    let mut limit = limit;
+    if message.segment() != segment {
+        limit = limit_of_another_cut(message, limit, segment, alone);
+    }
+    let packet = message.segment() + Header::BYTES;
     let (index, count) = (message.next, message.unsent().min(limit));
     message.next += count;
     if message.all_sent() {
         state.sending += 1;
     }
-    Some(NextRun { message: number, index, count, again: false, tells: state.has_news })
+    Some(NextRun { message: number, index, count, packet, again: false, tells: state.has_news })
+}
+
+/// A message was cut when packets had another size. One of which nothing has left is cut anew; of any other,
+/// as many packets go as have the bytes of `limit` packets of `segment`.
+#[cold]
+fn limit_of_another_cut<S: Source>(message: &mut OutMessage<S>, limit: u32, segment: usize, alone: bool) -> u32 {
+    if message.next == 0 {
+        message.cut_anew(segment);
+        return limit;
+    }
+    let bytes = limit as usize * (segment + Header::BYTES);
+    if alone { (bytes / (message.segment() + Header::BYTES)).clamp(1, PULSE_PACKETS_MOST) as u32 } else { 1 }
 }
 
 /// Tells of messages that are complete, in order, though a later one may be complete before: an
@@ -2128,10 +2239,9 @@ const ASKS_A_WINDOW: u64 = 2;
 /// And while the peer's buffer is the limit, which may be narrower.
 const ASKS_A_ROOM: u64 = 3;
 /// Fewer are copied: then one system call can take several messages.
-const WEAVE_PACKETS_LEAST: u32 = 16;
-/// A first packet has room for preface and control bytes.
-const SEGMENT_BYTES_LEAST: usize = 256;
-const SEGMENT_BYTES_MOST: usize = 60_000;
+const WEAVE_BYTES_LEAST: usize = 16 * 1472;
+/// Packets of one pulse.
+pub(crate) const PULSE_PACKETS_MOST: usize = 64;
 /// How often the peer is told what this side can take in, though acknowledgements go with data.
 const INTAKE_EVERY: Duration = Duration::from_millis(20);
 const ASK_AFTER: Duration = Duration::from_millis(50);

@@ -45,7 +45,7 @@ impl Net {
     fn pump(&mut self) {
         for from in 0..self.ends.len() {
             let mut out = Vec::new();
-            while let Some((to, segment)) = self.ends[from].poll_transmit(self.now, 8, &mut out) {
+            while let Some((to, segment)) = self.ends[from].poll_transmit(self.now, 12_000, &mut out) {
                 for packet in std::mem::take(&mut out).chunks(segment) {
                     self.sent[from] += 1;
                     if self.lose > 0 {

@@ -6,6 +6,8 @@ use crate::SeededEntropy;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
+mod size;
+
 type Side = Session<Vec<u8>, Vec<u8>>;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,6 +22,15 @@ struct Weather {
     partition_ms: Option<(u64, u64)>,
 }
 
+/// What a direction carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Path {
+    /// Bytes of the largest packet.
+    mtu: usize,
+    /// A larger one is refused where it is sent; otherwise it is lost on the way.
+    refuses: bool,
+}
+
 /// When it arrives, which it is, for whom, and the packet.
 type Flying = (Duration, u64, usize, Vec<u8>);
 
@@ -32,6 +43,11 @@ struct World {
     random: SeededEntropy,
     events: [Vec<Event<Vec<u8>, Vec<u8>>>; 2],
     packets: u64,
+    /// What each side's packets go by, and how that will change: after how many packets, whose, and to what.
+    paths: [Path; 2],
+    changes: VecDeque<(u64, usize, Path)>,
+    /// Packets of each side that were too large, probes of a size apart from others.
+    oversized: [(u64, u64); 2],
 }
 
 /// What is counted of VIs is what looking at each of them tells.
@@ -58,6 +74,11 @@ fn plain(number: u32, peer: u32, config: &SessionConfig) -> Side {
     Session::new(established, number, config.clone(), Duration::ZERO)
 }
 
+/// Packets of so many bytes, whatever the path takes.
+fn fixed(bytes: usize) -> SessionConfig {
+    SessionConfig { packet_size: PacketSize::Fixed(bytes), ..SessionConfig::default() }
+}
+
 /// Two sides that have met by a real handshake.
 fn sealed(seed: u64, config: &SessionConfig) -> [Side; 2] {
     let mut entropy = SeededEntropy::new(seed);
@@ -80,6 +101,9 @@ impl World {
             random: SeededEntropy::new(seed),
             events: [Vec::new(), Vec::new()],
             packets: 0,
+            paths: [Path { mtu: 1472, refuses: false }; 2],
+            changes: VecDeque::new(),
+            oversized: [(0, 0); 2],
         };
         for side in &mut world.sides {
             for vi in 1..=VIS {
@@ -96,6 +120,19 @@ impl World {
 
     fn toss(&mut self, from: usize, packet: &[u8]) {
         self.packets += 1;
+        while let Some((_, side, path)) = self.changes.pop_front_if(|change| change.0 <= self.packets) {
+            self.paths[side] = path;
+        }
+        let Path { mtu, refuses } = self.paths[from];
+        if packet.len() > mtu {
+            let is_probe = Header::parse(packet).is_ok_and(|header| header.kind == Kind::Probe);
+            let (probes, others) = &mut self.oversized[from];
+            *if is_probe { probes } else { others } += 1;
+            if refuses {
+                self.sides[from].handle_too_large(self.now, packet.len());
+            }
+            return;
+        }
         let ms = self.now.as_millis() as u64;
         let apart = self.weather.partition_ms.is_some_and(|(start, end)| (start..end).contains(&ms));
         if apart || self.random.chance(self.weather.loss) {
@@ -191,7 +228,11 @@ fn received(events: &[Event<Vec<u8>, Vec<u8>>]) -> usize {
 
 /// Sends `count` messages of random lengths each way on every VI, and checks each byte.
 fn exchange(seed: u64, weather: Weather, sides: [Side; 2], count: u64, bytes_max: u64) -> World {
-    let mut world = World::new(seed, weather, sides);
+    exchange_in(World::new(seed, weather, sides), seed, count, bytes_max)
+}
+
+/// The same in this world.
+fn exchange_in(mut world: World, seed: u64, count: u64, bytes_max: u64) -> World {
     let mut expected: HashMap<(usize, u32), VecDeque<Vec<u8>>> = HashMap::new();
     let mut to_post: HashMap<(usize, u32), u64> = HashMap::new();
     for side in 0..2 {
@@ -462,8 +503,7 @@ fn an_unreliable_message_is_lost_or_whole_and_never_comes_twice() {
 
 #[test]
 fn forged_replayed_and_foreign_packets_change_nothing() {
-    let mut world =
-        World::new(13, Weather { delay_us: 10, ..Weather::default() }, sealed(13, &SessionConfig::default()));
+    let mut world = World::new(13, Weather { delay_us: 10, ..Weather::default() }, sealed(13, &fixed(1472)));
     world.sides[1].post_receive(1, place(0, 4000)).unwrap();
     world.sides[0].post_send(1, send(0, content(1, 0, 4000))).unwrap();
     let mut out = Vec::new();
@@ -701,7 +741,7 @@ fn packets_that_go_from_where_they_lie_are_the_same_packets() {
     // What leaves by the three ways: copied, gathered, and gathered by a link that was full.
     let mut ways = Vec::new();
     for way in 0..3 {
-        let mut side = plain(1, 2, &SessionConfig::default());
+        let mut side = plain(1, 2, &fixed(1472));
         side.open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
         let preface = Outgoing { control: vec![5; 100], payload_token: Some(7), ..send(0, content(1, 1, 70_000)) };
         side.post_send(1, preface).unwrap();
@@ -873,6 +913,8 @@ fn see_to_the_rest(world: &mut World, of: usize) {
 #[test]
 fn an_answer_that_was_thought_about_is_sent_once() {
     let mut world = callers();
+    // Sizes that were lost before have had their probes.
+    let before = world.sides.each_ref().map(|side| side.stats().probes);
     for round in 0..200 {
         let from = (round % 2) as usize;
         world.now += Duration::from_micros(if from == 1 { 3500 } else { 0 });
@@ -882,7 +924,8 @@ fn an_answer_that_was_thought_about_is_sent_once() {
         deliver(&mut world, 1 - from);
     }
     let stats = world.sides.each_ref().map(Session::stats);
-    assert!(stats.iter().all(|stats| stats.probes == 0 && stats.packets_again == 0), "{stats:?}");
+    assert_eq!(stats.map(|stats| stats.probes), before, "{stats:?}");
+    assert!(stats.iter().all(|stats| stats.packets_again == 0), "{stats:?}");
 }
 
 #[test]
