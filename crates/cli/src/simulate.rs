@@ -72,6 +72,8 @@ fn object(report: &Report) -> Value {
             "packets_again": stats.packets_again,
             "packets_lost": stats.packets_lost,
             "probes": stats.probes,
+            "size_probes": stats.size_probes,
+            "size_falls": stats.size_falls,
             "packets_received": stats.packets_received,
             "replayed": stats.replayed,
             "forged": stats.forged,

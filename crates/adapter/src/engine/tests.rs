@@ -3,9 +3,11 @@
 use super::*;
 use highwire_link::{UdpLink, UdpOptions};
 use highwire_proto::{
-    Assurance, ClusterKey, EndpointConfig, EndpointEvent, Event, Incoming, Keys, Outgoing, SeededEntropy,
+    Assurance, ClusterKey, EndpointConfig, EndpointEvent, Event, Incoming, Keys, Outgoing, PacketSize, SeededEntropy,
 };
 use std::time::Instant;
+
+mod paths;
 
 type Side = Engine<UdpLink, Vec<u8>, Vec<u8>>;
 
@@ -19,6 +21,7 @@ fn side(address: &str, keys: Keys, seed: u64) -> Side {
 
 fn exchange(address: &str, keys: fn() -> Keys) {
     let mut sides = [side(address, keys(), 1), side(address, keys(), 2)];
+    let mut numbers = [0; 2];
     let start = Instant::now();
     let to = sides[1].link().local_address();
     sides[0].connect(start.elapsed(), to).unwrap();
@@ -32,6 +35,7 @@ fn exchange(address: &str, keys: fn() -> Keys) {
             while let Some(event) = side.endpoint().poll_event() {
                 match event {
                     EndpointEvent::Connected(number) | EndpointEvent::Accepted(number, _) => {
+                        numbers[index] = number;
                         let session = side.endpoint().session(number).unwrap();
                         session.open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
                         for token in 0..4 {
@@ -55,6 +59,12 @@ fn exchange(address: &str, keys: fn() -> Keys) {
                 }
             }
         }
+    }
+    // Loopback carries the largest packets that there are.
+    for (side, number) in sides.iter_mut().zip(numbers) {
+        let refused = side.counters().refused;
+        let session = side.endpoint().session(number).unwrap();
+        assert_eq!((session.packet_bytes(), refused), (PacketSize::MOST, 0), "{:?}", session.stats());
     }
 }
 
