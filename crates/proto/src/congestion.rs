@@ -252,7 +252,7 @@ impl Controller for RateBased {
 
 /// What counts as a packet where a number of them stands for an amount of data. Larger ones are as many packets
 /// of an Ethernet: what is handed to a kernel at once, and what its buffers take, is the same number of bytes.
-fn unit(packet_bytes: u64) -> u64 {
+pub(crate) fn unit(packet_bytes: u64) -> u64 {
     packet_bytes.min(UNIT_BYTES_MOST)
 }
 

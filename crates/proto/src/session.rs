@@ -17,7 +17,7 @@ mod cutting;
 mod landing;
 mod size;
 
-use crate::congestion::{Controller, RateBased, Room};
+use crate::congestion::{Controller, RateBased, Room, unit};
 use crate::handshake::{Established, Offer};
 use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind};
 use crate::key::Fingerprint;
@@ -470,8 +470,8 @@ pub struct Session<S, T> {
     last_words_wanted: bool,
     events: VecDeque<Event<S, T>>,
     scratch: Vec<u8>,
-    /// Data packets since an acknowledgement was asked for.
-    unasked: u32,
+    /// Bytes of data packets since an acknowledgement was asked for, short packets counted as [`unit`].
+    unasked: u64,
     /// Where the payload of the pulse that was written last lies, if it was left there; none between calls.
     weft: Option<Weft>,
     /// What an acknowledgement has settled; empty between calls.
@@ -754,7 +754,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         self.search.note_traffic(now);
         self.begin_departure(now);
-        self.unasked += 1;
+        self.unasked += unit(self.packet_bytes() as u64).max(bytes as u64);
         self.ledger.push(Cargo::Data { vi, message: number, index: 0 }, bytes as u16);
         self.ledger.hold_back();
         self.note_departed(now, 1, bytes);

@@ -1,6 +1,7 @@
 //! Messages are cut into packets: which go next, how many in one pulse, and how each is written.
 
 use super::{Assurance, Ending, Session, ViState, Weft, line_up};
+use crate::congestion::unit;
 use crate::header::{Header, HeaderFlags, Kind};
 use crate::ledger::Cargo;
 use crate::message::{OutMessage, Sink, Source};
@@ -113,8 +114,8 @@ impl<S: Source, T: Sink> Session<S, T> {
             receive: message.receive,
         };
         let (mut total, begin) = (0, out.len());
-        self.unasked += run.count;
-        let ask = u64::from(self.unasked) * full >= window / asks;
+        self.unasked += weight(message, run, full);
+        let ask = self.unasked >= window / asks;
         for index in run.index..run.index + run.count {
             let begin = out.len();
             header.number = self.ledger.next_number();
@@ -198,6 +199,17 @@ fn limit_of_another_cut<S: Source>(message: &mut OutMessage<S>, limit: u32, segm
     }
     let bytes = limit as usize * (segment + Header::BYTES);
     if alone { (bytes / (message.segment() + Header::BYTES)).clamp(1, PULSE_PACKETS_MOST) as u32 } else { 1 }
+}
+
+/// What packets count for when it is time to ask for an acknowledgement: their bytes, but a short one as much as
+/// a full one of an Ethernet.
+fn weight<S: Source>(message: &OutMessage<S>, run: &NextRun, full: u64) -> u64 {
+    let (packets, least) = (u64::from(run.count), unit(full));
+    if full == least {
+        return packets * full;
+    }
+    let bytes = run_range(message, run).len() as u64 + packets * Header::BYTES as u64;
+    bytes.max(packets * least)
 }
 
 /// The bytes of a message that packets of it carry.

@@ -343,3 +343,23 @@ fn what_a_size_says_of_packets_that_came_is_said_again_without_it() {
     near.handle_packet(later, &out).unwrap();
     assert!(matches!(near.poll_event(), Some(Event::Sent { status: Ok(()), .. })));
 }
+
+#[test]
+fn short_messages_ask_for_no_more_acknowledgements_where_large_packets_pass() {
+    let asked = [1472, 8972, PacketSize::MOST].map(|bytes| {
+        let mut side = plain(1, 2, &fixed(bytes));
+        side.open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
+        for token in 0..300 {
+            side.post_send(1, Outgoing { payload_token: Some(token), ..send(token, vec![1; 4]) }).unwrap();
+        }
+        let (mut asked, mut sent, mut out) = (0, 0, Vec::new());
+        while side.poll_transmit(Duration::ZERO, 1, &mut out).is_some() {
+            asked += u32::from(Header::parse(&out).unwrap().flags.has(HeaderFlags::ACKNOWLEDGE));
+            sent += 1;
+            out.clear();
+        }
+        assert_eq!(sent, 300, "packets of {bytes} bytes");
+        asked
+    });
+    assert!(asked[0] > 0 && asked[1..].iter().all(|count| *count <= asked[0]), "{asked:?}");
+}
