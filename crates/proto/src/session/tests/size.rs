@@ -363,3 +363,14 @@ fn short_messages_ask_for_no_more_acknowledgements_where_large_packets_pass() {
     });
     assert!(asked[0] > 0 && asked[1..].iter().all(|count| *count <= asked[0]), "{asked:?}");
 }
+
+#[test]
+fn short_messages_are_copied_however_large_packets_may_be() {
+    for (bytes, woven) in [(4, false), (4096, false), (40_000, true)] {
+        let mut side = plain(1, 2, &fixed(PacketSize::MOST));
+        side.open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
+        side.post_send(1, Outgoing { payload_token: Some(1), ..send(1, vec![1; bytes]) }).unwrap();
+        let transmit = side.poll_transmit_with(Duration::ZERO, 1, &mut Vec::new(), &mut |_| true);
+        assert_eq!(matches!(transmit, Some(Transmit::Sent)), woven, "a message of {bytes} bytes");
+    }
+}
