@@ -1,7 +1,9 @@
 //! An endpoint on a link.
 
-use highwire_link::{Burst, Inbox, Link, ReceiveError, SendError, Woven};
-use highwire_proto::{ConnectError, Endpoint, Entropy, Header, Outgoing, Pulse, Sink, Source, Transmit};
+use highwire_link::{Advice, Burst, Cut, Guide, Inbox, Landing, Link, ReceiveError, SendError, Woven};
+use highwire_proto::{
+    ConnectError, Endpoint, Entropy, Expectation, Guess, Header, Outgoing, Pulse, Sink, Source, Transmit,
+};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -25,6 +27,8 @@ pub struct Engine<L, S, T> {
     /// Packets that are to be sent, in `out`.
     bursts: VecDeque<(SocketAddr, Range<usize>, usize)>,
     out: Vec<u8>,
+    /// Packets that did not land where they belong.
+    moved: Vec<u8>,
     counters: EngineCounters,
 }
 
@@ -39,6 +43,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             inbox: Inbox::new(),
             bursts: VecDeque::new(),
             out: Vec::with_capacity(2 * OUT_BYTES),
+            moved: Vec::new(),
             counters: EngineCounters::default(),
         }
     }
@@ -98,10 +103,15 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
 
     /// Takes in one call's worth, so that a flood does not keep us from answering. True if a packet has come.
     pub fn receive(&mut self, now: Duration) -> Result<bool, ReceiveError> {
-        if self.link.receive(&mut self.inbox)? == 0 {
+        if self.link.receive_guided(&mut self.inbox, &mut Expected(&mut self.endpoint))? == 0 {
             return Ok(false);
         }
         self.endpoint.note_overruns(self.inbox.drops());
+        self.endpoint.set_way(self.inbox.way());
+        if self.inbox.landed().is_some() {
+            self.take_landed(now);
+            return Ok(true);
+        }
         let (endpoint, entropy) = (&mut self.endpoint, &mut *self.entropy);
         if let Some((from, packet)) = self.inbox.only() {
             endpoint.handle_packet(now, from, packet, entropy);
@@ -109,6 +119,29 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             self.inbox.packets().for_each(|(from, packet)| endpoint.handle_packet(now, from, packet, entropy));
         }
         Ok(true)
+    }
+
+    /// Takes in a batch that was received where its payloads were expected. What is not where it belongs is moved
+    /// out of there first, all of it, since one packet's place may be where another one lies.
+    fn take_landed(&mut self, now: Duration) {
+        let Some((landed, heads)) = self.inbox.landed() else { return };
+        let hits = match landed.is_cut_right() {
+            true => self.endpoint.take_landed(now, landed.from, heads, landed.bytes, landed.looked),
+            false => 0,
+        };
+        let missed = landed.packets() - hits;
+        if missed == 0 {
+            return;
+        }
+        self.moved.clear();
+        // The place is gone if the message is complete: then nothing that is missing lies there.
+        let place = self.endpoint.landing_place().map_or(&[][..], |place| place);
+        self.inbox.put_together(hits, place, &mut self.moved);
+        let first = &self.moved[..landed.segment.min(self.moved.len())];
+        self.endpoint.note_missed(first, missed, self.moved.len());
+        for packet in self.moved.chunks(landed.segment) {
+            self.endpoint.handle_packet(now, landed.from, packet, &mut *self.entropy);
+        }
     }
 
     /// Sends a message at once if nothing is in its way, and only then reads the clock and takes note of it;
@@ -235,6 +268,21 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             }
         }
         true
+    }
+}
+
+/// Tells a link where an endpoint expects payloads.
+struct Expected<'a, S, T>(&'a mut Endpoint<S, T>);
+
+impl<S: Source, T: Sink> Guide for Expected<'_, S, T> {
+    fn advise(&mut self, way: usize, head: Option<&[u8]>) -> Advice<'_> {
+        match self.0.expect_landing(way, head) {
+            Expectation::None => Advice::Aside,
+            Expectation::Look => Advice::Look,
+            Expectation::There(Guess { first_head, packet, place }) => {
+                Advice::Land(Landing { cut: Cut { first_head, head: Header::BYTES, packet }, place })
+            }
+        }
     }
 }
 

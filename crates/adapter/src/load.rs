@@ -71,6 +71,16 @@ impl Sink for Load {
         }
     }
 
+    fn reach(&mut self, at: usize) -> usize {
+        match &self.parcel {
+            Parcel::Segments(segments) => {
+                find(segments, at).map_or(0, |(index, inside)| segments[index].bytes().len() - inside)
+            }
+            // A place that takes what it needs has no more than it took.
+            _ => self.total().saturating_sub(at),
+        }
+    }
+
     fn piece(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.parcel {
             Parcel::Empty => None,

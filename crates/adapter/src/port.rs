@@ -12,7 +12,7 @@
 //! ```
 
 use crate::switchboard::{Found, Key, Standing, Switchboard};
-use highwire_mem::work::{Carrier, Dispatch, Done, Line, Place, Terms, WireError, Work};
+use highwire_mem::work::{Carrier, Dispatch, Done, Landings, Line, Place, Terms, WireError, Work};
 use highwire_proto::{ConnectError, Keys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -670,6 +670,10 @@ impl Carrier for Carriage {
         let place = board.revoke(self.key, payload_token);
         self.port.finish(board);
         place
+    }
+
+    fn landings(&self, all: bool) -> Landings {
+        self.port.board().landings((!all).then_some(self.key))
     }
 
     fn close(&self, outstanding: usize) {

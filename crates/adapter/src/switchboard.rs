@@ -7,8 +7,10 @@ use crate::engine::Engine;
 use crate::load::Load;
 use crate::note::{FIRST_VI, NOTES, NOTES_MAX, Note, Refusal};
 use highwire_link::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError};
-use highwire_mem::work::{Dispatch, Done, Fault, Line, Parcel, Place, Side, WireError, Work};
-use highwire_proto::{Assurance, ConnectError, Ending, EndpointEvent, Event, Incoming, Outgoing, Session};
+use highwire_mem::work::{Dispatch, Done, Fault, Landings, Line, Parcel, Place, Side, WireError, Work};
+use highwire_proto::{
+    Assurance, ConnectError, Ending, EndpointEvent, Event, Incoming, LandingStats, Outgoing, Session,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -365,6 +367,19 @@ impl Switchboard {
         if circuit.line.has_done(Side::Sent) || circuit.line.has_done(Side::Received) {
             self.news.push(circuit.line.clone());
         }
+    }
+
+    /// What has become of the payloads that came for a line, or for all of them.
+    pub(crate) fn landings(&mut self, key: Option<Key>) -> Landings {
+        let endpoint = self.engine.endpoint();
+        let stats = match key {
+            None => endpoint.landing(),
+            Some(Key { session, vi }) => {
+                endpoint.session(session).map_or(LandingStats::default(), |s| s.landing(Some(vi)))
+            }
+        };
+        let LandingStats { hits, seen, copied, misses, looks, moved_bytes } = stats;
+        Landings { hits, seen, copied, misses, looks, moved_bytes }
     }
 
     /// Takes an expected place back.

@@ -9,7 +9,7 @@ use highwire_link::{
 };
 use highwire_mem::Process;
 use highwire_mem::work::{Line, Wire, WireError, WireListener};
-use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, PacketSize, SessionConfig};
+use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, PacketSize, SessionConfig, Speculation};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
@@ -36,6 +36,8 @@ pub struct WireConfig {
     pub vis_max: usize,
     /// How large packets are: what the path takes, unless that is to be limited or fixed.
     pub packet_size: PacketSize,
+    /// How payloads are received that are not encrypted.
+    pub speculation: Speculation,
     /// What is asked of the kernel.
     pub udp: UdpOptions,
     /// Treat what is sent badly, from a seed, to see how a program bears it.
@@ -58,6 +60,7 @@ impl Default for WireConfig {
             sessions_max: EndpointConfig::default().sessions_max,
             vis_max: session.vis_max,
             packet_size: session.packet_size,
+            speculation: Speculation::default(),
             udp: UdpOptions { length: Some(LENGTH), ..UdpOptions::default() },
             impairments: None,
             record: None,
@@ -134,7 +137,8 @@ impl UdpWire {
             ..SessionConfig::default()
         };
         let sessions_max = self.config.sessions_max;
-        let endpoint = EndpointConfig { session, listening, sessions_max, ..EndpointConfig::default() };
+        let speculation = self.config.speculation;
+        let endpoint = EndpointConfig { session, listening, sessions_max, speculation, ..EndpointConfig::default() };
         let mut entropy = SystemEntropy;
         let keys = lock(&self.keys).clone();
         let engine = Engine::new(link, Endpoint::new(keys, endpoint, &mut entropy), Box::new(entropy));

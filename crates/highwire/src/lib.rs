@@ -14,7 +14,7 @@ pub use highwire_adapter as adapter;
 pub use highwire_adapter::{Driver, KeyFileError, WireConfig, create_key, read_key};
 pub use highwire_link::{Impairments, Recording, RecordingError, RecordingOptions, UdpOptions};
 pub use highwire_mem::{Ticks, ticks, ticks_per_second};
-pub use highwire_proto::{ClusterKey, Fingerprint, Keys, PacketSize};
+pub use highwire_proto::{ClusterKey, Fingerprint, Keys, PacketSize, Speculation};
 pub use highwire_pulse::Pulse;
 // A name that is given here stands before the same name from there: `Nic` is ours.
 pub use highwire_vi::*;

@@ -12,7 +12,7 @@
 
 use crate::link::ask_beneath;
 use crate::random::Random;
-use crate::{Burst, Clock, Inbox, Link, ReceiveError, SendError};
+use crate::{Burst, Clock, Guide, Inbox, Link, ReceiveError, SendError};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::net::SocketAddr;
@@ -352,6 +352,11 @@ impl<L: Link> Link for Impaired<L> {
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
         self.flush_due();
         self.link.receive(inbox)
+    }
+
+    fn receive_guided(&mut self, inbox: &mut Inbox, guide: &mut dyn Guide) -> Result<usize, ReceiveError> {
+        self.flush_due();
+        self.link.receive_guided(inbox, guide)
     }
 
     ask_beneath!(self, self.link);

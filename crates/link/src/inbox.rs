@@ -3,6 +3,7 @@
 //! One flat buffer, cut into slots. A slot takes one datagram of the kernel, which may be a batch of
 //! packets of equal size from one sender; the batch is cut when it is looked at, not when it comes.
 
+use crate::landing::{HEADS_MAX, Landed, Landing};
 use std::net::SocketAddr;
 
 /// Where packets arrive; used again and again, allocated once.
@@ -20,6 +21,11 @@ pub struct Inbox {
     arrivals: Vec<Arrival>,
     packets: usize,
     drops: u64,
+    /// By which socket, as the link counts them.
+    way: usize,
+    /// A batch whose payloads are elsewhere; its heads are here, and what spilled is in the first slot.
+    landed: Option<Landed>,
+    heads: Vec<u8>,
 }
 
 /// A datagram in the buffer.
@@ -84,6 +90,9 @@ impl Inbox {
             arrivals: Vec::with_capacity(datagrams),
             packets: 0,
             drops: 0,
+            way: 0,
+            landed: None,
+            heads: Vec::new(),
         }
     }
 
@@ -122,6 +131,7 @@ impl Inbox {
     pub fn clear(&mut self) {
         self.arrivals.clear();
         self.packets = 0;
+        self.landed = None;
     }
 
     /// How many packets are in it.
@@ -141,6 +151,93 @@ impl Inbox {
 
     pub(crate) fn note_drops(&mut self, drops: u64) {
         self.drops = drops;
+    }
+
+    /// By which way all of it came: a number that is the same for what comes by one socket.
+    pub fn way(&self) -> usize {
+        self.way
+    }
+
+    pub(crate) fn note_way(&mut self, way: usize) {
+        self.way = way;
+    }
+
+    /// The batch that was received where its payloads were expected, with all of its heads that were. Its packets
+    /// are counted by [`Inbox::len`], and are none of [`Inbox::packets`].
+    pub fn landed(&self) -> Option<(Landed, &[u8])> {
+        self.landed.map(|landed| (landed, &self.heads[..landed.cut.heads(landed.place)]))
+    }
+
+    /// Puts the packets of the batch that landed together again, from packet `first` on, wherever they lie; all but
+    /// the last have the bytes of its segment. `place` is where their payloads were expected; without it only
+    /// what spilled is left of them.
+    pub fn put_together(&self, first: usize, place: &[u8], into: &mut Vec<u8>) {
+        let Some(landed) = self.landed else { return };
+        // Where the parts of the list lie in the batch, one behind the other.
+        let (from, mut at) = (first * landed.segment, 0);
+        let mut add = |part: &[u8], at: usize| {
+            let end = part.len().min(landed.bytes.saturating_sub(at));
+            into.extend_from_slice(&part[from.saturating_sub(at).min(end)..end]);
+        };
+        for (head, payload) in landed.cut.slots(landed.place) {
+            let (head_at, payload_at) = (at, at + head.len());
+            at = payload_at + payload.len();
+            if at <= from {
+                continue;
+            }
+            let Some(payload) = place.get(payload) else { return };
+            add(&self.heads[head], head_at);
+            add(payload, payload_at);
+        }
+        add(&self.buffer[..self.bytes_each], at);
+    }
+
+    /// Room for heads, and for what spills; both are the kernel's to write to.
+    pub(crate) fn for_landing(&mut self, landing: &Landing<'_>) -> (&mut [u8], &mut [u8]) {
+        let heads = landing.cut.heads(landing.place.len());
+        debug_assert!(heads <= HEADS_MAX, "{heads} bytes of heads");
+        if self.heads.len() < heads {
+            self.heads.resize(heads, 0);
+        }
+        (&mut self.heads[..heads], &mut self.buffer[..self.bytes_each])
+    }
+
+    /// Says that a batch was received so.
+    pub(crate) fn note_landed(&mut self, landed: Landed) {
+        self.packets += landed.packets();
+        self.landed = Some(landed);
+    }
+
+    /// Copies a batch of packets of `segment` bytes in, as a kernel would receive it: how links without one do it.
+    /// False, and nothing has changed, if it is too long.
+    pub(crate) fn land(
+        &mut self,
+        landing: &mut Landing<'_>,
+        from: SocketAddr,
+        batch: &[u8],
+        segment: usize,
+        looked: bool,
+    ) -> bool {
+        let place = landing.place.len();
+        let room = landing.cut.heads(place) + place + self.bytes_each;
+        if batch.len() > room {
+            return false;
+        }
+        let (heads, spill) = self.for_landing(landing);
+        let mut rest = batch;
+        let mut fill = |part: &mut [u8]| {
+            let (now, later) = rest.split_at(rest.len().min(part.len()));
+            part[..now.len()].copy_from_slice(now);
+            rest = later;
+        };
+        for (head, payload) in landing.cut.slots(place) {
+            fill(&mut heads[head]);
+            fill(&mut landing.place[payload]);
+        }
+        fill(spill);
+        let (cut, bytes) = (landing.cut, batch.len());
+        self.note_landed(Landed { from, cut, place, bytes, segment: segment.max(1), looked });
+        true
     }
 
     /// Datagrams it has room for.

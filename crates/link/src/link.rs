@@ -1,6 +1,6 @@
 //! What every way to another host can do.
 
-use crate::{Burst, Inbox, Woven};
+use crate::{Burst, Guide, Inbox, Woven};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -27,6 +27,12 @@ pub trait Link {
 
     /// Fills the inbox, which it clears first, with what is there, without waiting; how many packets.
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError>;
+
+    /// The same, where somebody may know where payloads go: see [`Guide`]. A link that cannot do better
+    /// receives aside.
+    fn receive_guided(&mut self, inbox: &mut Inbox, _guide: &mut dyn Guide) -> Result<usize, ReceiveError> {
+        self.receive(inbox)
+    }
 
     /// A descriptor that polls readable when something arrives; None where there is none (simulated).
     ///
@@ -85,6 +91,8 @@ pub struct LinkCounters {
     pub gso_refused: u64,
     /// 1 if the kernel refused to coalesce.
     pub gro_refused: u64,
+    /// Looks at how a batch begins before it is received.
+    pub looks_ahead: u64,
     /// Datagrams dropped because a slot of the inbox was too short for them.
     pub truncated: u64,
 }
@@ -178,6 +186,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
         (**self).receive(inbox)
+    }
+
+    fn receive_guided(&mut self, inbox: &mut Inbox, guide: &mut dyn Guide) -> Result<usize, ReceiveError> {
+        (**self).receive_guided(inbox, guide)
     }
 
     ask_beneath!(self, **self);

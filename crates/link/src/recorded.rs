@@ -1,7 +1,7 @@
 //! Any link, with its packets in a capture file.
 
 use crate::link::ask_beneath;
-use crate::{Burst, Clock, Inbox, Link, ReceiveError, Recording, SendError, Woven};
+use crate::{Burst, Clock, Guide, Inbox, Link, ReceiveError, Recording, SendError, Woven};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, UNIX_EPOCH};
@@ -109,6 +109,14 @@ impl<L: Link> Link for Recorded<L> {
             recording.note(time_of(clock), packets.map(|(from, packet)| (from, locals.towards(from), [packet, &[]])));
         }
         Ok(received)
+    }
+
+    /// What is taken down has to lie in one piece: then nothing lands.
+    fn receive_guided(&mut self, inbox: &mut Inbox, guide: &mut dyn Guide) -> Result<usize, ReceiveError> {
+        match self.tap {
+            Some(_) => self.receive(inbox),
+            None => self.link.receive_guided(inbox, guide),
+        }
     }
 
     ask_beneath!(self, self.link);

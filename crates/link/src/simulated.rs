@@ -12,8 +12,9 @@
 //! Packets to one host arrive in the order they were sent, jitter or not; [`crate::Impaired`] is
 //! what reorders. Time stands still until [`Network::advance_to`] moves it.
 
+use crate::landing::LOOKED_AT;
 use crate::random::Random;
-use crate::{Burst, DeliverError, Inbox, Link, LinkCounters, ReceiveError, SendError};
+use crate::{Advice, Burst, DeliverError, Guide, Inbox, Link, LinkCounters, ReceiveError, SendError};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -122,6 +123,8 @@ struct Flying {
 
 /// The same as over UDP, so that callers size their bursts alike.
 const BURST_BYTES_MAX: usize = 65_507;
+/// Most packets of a batch.
+const BATCH_PACKETS_MAX: usize = 64;
 const FIRST_PORT: u16 = 49_152;
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
@@ -257,6 +260,43 @@ impl Link for SimulatedLink {
                 Err(DeliverError::Full { .. }) => break,
             }
             port.packets.pop_front();
+        }
+        self.counters.packets_received += inbox.len() as u64;
+        Ok(inbox.len())
+    }
+
+    /// Packets of one sender and one size that have arrived are a batch, as a kernel makes them.
+    fn receive_guided(&mut self, inbox: &mut Inbox, guide: &mut dyn Guide) -> Result<usize, ReceiveError> {
+        inbox.clear();
+        let mut state = self.network.lock();
+        let now = state.now;
+        let port = state.ports.get_mut(&self.local).expect("a link has its port until it is dropped");
+        let Some(first) = port.packets.front().filter(|packet| packet.arrival <= now) else { return Ok(0) };
+        let (mut advice, mut looked) = (guide.advise(0, None), false);
+        if matches!(advice, Advice::Look) {
+            self.counters.looks_ahead += 1;
+            (advice, looked) = (guide.advise(0, Some(&first.bytes[..first.bytes.len().min(LOOKED_AT)])), true);
+        }
+        let Advice::Land(mut landing) = advice else {
+            drop(state);
+            return self.receive(inbox);
+        };
+        let (from, segment, mut batch, mut count) = (first.from, first.bytes.len(), Vec::new(), 0);
+        for packet in port.packets.iter().take_while(|packet| packet.arrival <= now).take(BATCH_PACKETS_MAX) {
+            let fits = packet.bytes.len() <= segment && batch.len() + packet.bytes.len() <= BURST_BYTES_MAX;
+            if packet.from != from || !fits || packet.bytes.is_empty() && count > 0 {
+                break;
+            }
+            batch.extend_from_slice(&packet.bytes);
+            count += 1;
+            if packet.bytes.len() < segment {
+                break;
+            }
+        }
+        port.packets.drain(..count);
+        match inbox.land(&mut landing, from, &batch, segment, looked) {
+            true => self.counters.bytes_received += batch.len() as u64,
+            false => self.counters.truncated += 1,
         }
         self.counters.packets_received += inbox.len() as u64;
         Ok(inbox.len())

@@ -12,7 +12,8 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use crate::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError, Woven};
+use crate::landing::LOOKED_AT;
+use crate::{Advice, Burst, Guide, Inbox, Landed, Link, LinkCounters, ReceiveError, SendError, Woven};
 use favourite::{Favourite, Look, Votes, Watch};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
@@ -126,6 +127,8 @@ pub struct UdpLink {
 
 /// The main socket's place among the descriptors.
 const MAIN: usize = 0;
+/// And the favourite's.
+const FAVOURITE: usize = 1;
 /// Most bytes of a datagram over IPv4, and so of what the kernel cuts into packets.
 const DATAGRAM_BYTES_MAX: usize = 65_507;
 /// Most packets the kernel cuts one message into; newer ones do 128, older ones 64.
@@ -349,8 +352,13 @@ impl UdpLink {
     }
 
     /// Receives at the main socket; false if nothing was there.
-    fn receive_at_main(&mut self, inbox: &mut Inbox) -> Result<bool, ReceiveError> {
-        let found = receive_at(&mut self.main, &mut self.incoming, &mut self.counters, inbox, is_soft);
+    fn receive_at_main(
+        &mut self,
+        inbox: &mut Inbox,
+        guide: Option<&mut (dyn Guide + '_)>,
+    ) -> Result<bool, ReceiveError> {
+        inbox.note_way(MAIN);
+        let found = receive_at(&mut self.main, &mut self.incoming, &mut self.counters, inbox, guide, is_soft);
         if let (Some(favourite), Ok(found)) = (&mut self.favourite, &found) {
             favourite.note_main(*found);
         }
@@ -358,8 +366,9 @@ impl UdpLink {
     }
 
     /// Receives at the favourite's socket, if there is one; false if nothing was there.
-    fn receive_at_favourite(&mut self, inbox: &mut Inbox) -> bool {
+    fn receive_at_favourite(&mut self, inbox: &mut Inbox, mut guide: Option<&mut (dyn Guide + '_)>) -> bool {
         let Some(favourite) = &mut self.favourite else { return false };
+        inbox.note_way(FAVOURITE);
         // The network may tell a connected socket of anything.
         let mut look = |favourite: &mut Favourite| {
             let sender = self.length.and_then(|length| Some((length, favourite.only_sender()?)));
@@ -367,7 +376,8 @@ impl UdpLink {
             if let Some((length, from)) = sender.filter(|_| socket.pace.is_calm()) {
                 return receive_plain(socket, &mut self.counters, inbox, length, from);
             }
-            receive_at(socket, &mut self.incoming, &mut self.counters, inbox, |_| true).unwrap_or(false)
+            let guide = guide.as_deref_mut();
+            receive_at(socket, &mut self.incoming, &mut self.counters, inbox, guide, |_| true).unwrap_or(false)
         };
         let mut found = look(favourite);
         if !found && let Some(peer) = self.votes.winner().filter(|_| !favourite.is_leaving()) {
@@ -426,22 +436,11 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
-        inbox.clear();
-        if let Some(Some(watch)) = self.watch.get_mut()
-            && watch.note_look()
-        {
-            self.note_room(false, true);
-            self.note_room(true, true);
-        }
-        let _found = match self.favourite.as_mut().map_or(Look::Main, |favourite| favourite.next_look()) {
-            Look::Main => self.receive_at_main(inbox)?,
-            Look::Favourite => self.receive_at_favourite(inbox),
-            Look::FavouriteThenMain => self.receive_at_favourite(inbox) || self.receive_at_main(inbox)?,
-            Look::MainThenFavourite => self.receive_at_main(inbox)? || self.receive_at_favourite(inbox),
-        };
-        self.counters.packets_received += inbox.len() as u64;
-        inbox.note_drops(self.counters.kernel_drops);
-        Ok(inbox.len())
+        self.receive_somewhere(inbox, None)
+    }
+
+    fn receive_guided(&mut self, inbox: &mut Inbox, guide: &mut dyn Guide) -> Result<usize, ReceiveError> {
+        self.receive_somewhere(inbox, Some(guide))
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -478,6 +477,34 @@ impl Link for UdpLink {
 }
 
 impl UdpLink {
+    /// Receives where something is most likely to be.
+    fn receive_somewhere(
+        &mut self,
+        inbox: &mut Inbox,
+        mut guide: Option<&mut (dyn Guide + '_)>,
+    ) -> Result<usize, ReceiveError> {
+        inbox.clear();
+        if let Some(Some(watch)) = self.watch.get_mut()
+            && watch.note_look()
+        {
+            self.note_room(false, true);
+            self.note_room(true, true);
+        }
+        let _found = match self.favourite.as_mut().map_or(Look::Main, |favourite| favourite.next_look()) {
+            Look::Main => self.receive_at_main(inbox, guide)?,
+            Look::Favourite => self.receive_at_favourite(inbox, guide),
+            Look::FavouriteThenMain => {
+                self.receive_at_favourite(inbox, guide.as_deref_mut()) || self.receive_at_main(inbox, guide)?
+            }
+            Look::MainThenFavourite => {
+                self.receive_at_main(inbox, guide.as_deref_mut())? || self.receive_at_favourite(inbox, guide)
+            }
+        };
+        self.counters.packets_received += inbox.len() as u64;
+        inbox.note_drops(self.counters.kernel_drops);
+        Ok(inbox.len())
+    }
+
     fn send_error(&self, errno: Errno, burst: &Burst<'_>) -> SendError {
         match errno {
             Errno::MSGSIZE => SendError::TooLarge { bytes: burst.packet_bytes_max() },
@@ -534,13 +561,20 @@ fn receive_at(
     incoming: &mut Incoming,
     counters: &mut LinkCounters,
     inbox: &mut Inbox,
+    mut guide: Option<&mut (dyn Guide + '_)>,
     is_soft: impl Fn(Errno) -> bool,
 ) -> Result<bool, Errno> {
     socket.is_empty = false;
     for _ in 0..SOFT_ERRORS_MAX {
         counters.system_calls += 1;
         let offered = socket.pace.offer(inbox.datagrams());
-        let received = if offered == 1 {
+        let landed = match guide.as_deref_mut().filter(|_| socket.expects_batches()) {
+            Some(guide) => receive_landing(socket, incoming, counters, inbox, guide),
+            None => None,
+        };
+        let received = if let Some(landed) = landed {
+            landed
+        } else if offered == 1 {
             sys::receive_one(socket.as_fd(), inbox.first_slot()).map(|datagram| {
                 socket.pace.note_single(datagram.len as u64);
                 take_in(socket, counters, inbox, 0, &datagram);
@@ -567,6 +601,38 @@ fn receive_at(
     Ok(false)
 }
 
+/// Receives a batch where its payloads are expected; `None` if it is to be received aside.
+#[inline(never)]
+fn receive_landing(
+    socket: &mut Socket,
+    incoming: &mut Incoming,
+    counters: &mut LinkCounters,
+    inbox: &mut Inbox,
+    guide: &mut dyn Guide,
+) -> Option<Result<(), Errno>> {
+    let (mut advice, mut looked) = (guide.advise(inbox.way(), None), false);
+    if matches!(advice, Advice::Look) {
+        let mut head = [0; LOOKED_AT];
+        counters.system_calls += 1;
+        counters.looks_ahead += 1;
+        match rustix::net::recv(socket.as_fd(), &mut head, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+            Ok((len, _)) => (advice, looked) = (guide.advise(inbox.way(), Some(&head[..len])), true),
+            Err(errno) => return Some(Err(errno)),
+        }
+    }
+    let Advice::Land(mut landing) = advice else { return None };
+    let (cut, place) = (landing.cut, landing.place.len());
+    let (heads, spill) = inbox.for_landing(&landing);
+    let received = incoming.receive_landing(socket.as_fd(), &mut landing, heads, spill);
+    Some(received.map(|datagram| {
+        let Datagram { len: bytes, segment, .. } = datagram;
+        socket.pace.note_single(bytes as u64);
+        if let Some(from) = accept(socket, counters, &datagram) {
+            inbox.note_landed(Landed { from, cut, place, bytes, segment: segment.max(1), looked });
+        }
+    }))
+}
+
 /// Receives into `offered` slots, more than one. Apart, so that it does not weigh on single packets.
 #[inline(never)]
 fn receive_many(
@@ -588,17 +654,27 @@ fn receive_many(
 /// Puts what was received into a slot on the inbox's list.
 #[inline(always)]
 fn take_in(socket: &mut Socket, counters: &mut LinkCounters, inbox: &mut Inbox, slot: usize, datagram: &Datagram) {
+    if let Some(from) = accept(socket, counters, datagram) {
+        inbox.note_arrival(slot, from, datagram.len, datagram.segment);
+    }
+}
+
+/// Counts a datagram; who sent it, unless it is of no use.
+#[inline(always)]
+fn accept(socket: &mut Socket, counters: &mut LinkCounters, datagram: &Datagram) -> Option<SocketAddr> {
     if let Some(drops) = datagram.drops {
         counters.kernel_drops += socket.note_drops(drops);
     }
+    socket.note_batch(datagram.len, datagram.segment);
     match datagram.from {
         _ if datagram.truncated => counters.truncated += 1,
         None => counters.soft_errors += 1,
         Some(from) => {
-            inbox.note_arrival(slot, unmapped(from), datagram.len, datagram.segment);
             counters.bytes_received += datagram.len as u64;
+            return Some(unmapped(from));
         }
     }
+    None
 }
 
 /// Bursts cut into what the kernel takes as one message each, from a place in them on.

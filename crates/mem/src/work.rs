@@ -280,6 +280,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What has become of payloads that came from another host, counted in packets of messages that have more than
+/// one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Landings {
+    /// They were received into their place, which was guessed.
+    pub hits: u64,
+    /// They were received into their place, after a look at how the first of them begins.
+    pub seen: u64,
+    /// They were received elsewhere and copied to their place: since nothing was guessed, or wrongly.
+    pub copied: u64,
+    /// Packets for which the guess was wrong.
+    pub misses: u64,
+    /// Looks at how packets begin.
+    pub looks: u64,
+    /// Bytes that were moved from where they had landed by a wrong guess.
+    pub moved_bytes: u64,
+}
+
+impl Landings {
+    /// How many of a hundred packets landed in a place that was guessed; none of none.
+    pub fn success_percent(&self) -> Option<f64> {
+        let all = self.hits + self.seen + self.copied;
+        (all > 0).then(|| self.hits as f64 * 100.0 / all as f64)
+    }
+}
+
 /// Who carries a line's work to the network and back.
 pub trait Carrier: Debug + Send + Sync {
     /// Takes work of this line, in order. A message to be sent is urgent, a place for one is not.
@@ -306,6 +332,9 @@ pub trait Carrier: Debug + Send + Sync {
 
     /// Takes an expected place back: nothing lands in it afterwards.
     fn revoke(&self, payload_token: u64) -> Option<Place>;
+
+    /// What has become of the payloads that came for this line; for all lines that one look serves, with `all`.
+    fn landings(&self, all: bool) -> Landings;
 
     /// The VI is gone, and has not taken the completions of so many messages. If some of those are not even done,
     /// the peer is told that the VI was aborted.

@@ -9,12 +9,16 @@
 //! It is silent to whoever has the wrong key, and gives memory only to who has shown the right one: a
 //! half-open record is one of a few, and is gone after a moment.
 
+mod speculation;
+
 use crate::entropy::Entropy;
 use crate::handshake::{Initiator, Offer, respond};
 use crate::header::{Header, Kind};
 use crate::key::{Fingerprint, Keys};
 use crate::message::{Outgoing, Sink, Source};
 use crate::session::{Dropped, Event, Intake, PULSE_PACKETS_MOST, Pulse, Session, SessionConfig, Transmit};
+pub use speculation::{Expectation, Speculation};
+use speculation::{WAYS, Way};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -34,6 +38,8 @@ pub struct EndpointConfig {
     pub half_open_for: Duration,
     /// How long a hello is repeated before connecting has failed.
     pub patience: Duration,
+    /// How payloads are received.
+    pub speculation: Speculation,
 }
 
 impl Default for EndpointConfig {
@@ -45,6 +51,7 @@ impl Default for EndpointConfig {
             half_open_max: 64,
             half_open_for: Duration::from_secs(6),
             patience: Duration::from_secs(5),
+            speculation: Speculation::default(),
         }
     }
 }
@@ -157,6 +164,11 @@ pub struct Endpoint<S, T> {
     all_told: bool,
     /// The session that was last concerned: most likely something happened there.
     last: u32,
+    /// By which way comes what is handed in.
+    way: usize,
+    ways: [Way; WAYS],
+    /// The session that was asked last where payloads are expected.
+    guesser: Option<u32>,
 }
 
 impl<S: Source, T: Sink> Endpoint<S, T> {
@@ -182,6 +194,9 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             deadline: None,
             all_told: false,
             last: 0,
+            way: 0,
+            ways: [Way::default(); WAYS],
+            guesser: None,
         }
     }
 
@@ -400,7 +415,10 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             self.last = number;
             match open.session.handle_parsed(now, header, packet) {
                 // It is authentic and newer than all before, so its sender is where it came from [W-60].
-                Ok(()) if open.session.heard_newest() => open.peer = from,
+                Ok(()) if open.session.heard_newest() => {
+                    open.peer = from;
+                    self.note_course(number, &header);
+                }
                 // Older than another that came, or taken by nobody and so perhaps a copy: it says nothing
                 // about where its sender is now.
                 Ok(()) | Err(Dropped::NoPlace) => {}

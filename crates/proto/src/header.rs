@@ -215,7 +215,21 @@ impl Header {
             _ => {}
         }
         let bytes = packet.len();
-        let fixed: &[u8; Header::BYTES] = packet.first_chunk().ok_or(Malformed::TooShort { bytes })?;
+        let header = Header::parse_head(packet.first_chunk().ok_or(Malformed::TooShort { bytes })?)?;
+        let announced = Header::BYTES + usize::from(header.length);
+        // Only a hello may be longer than it says: its padding is the price of an answer.
+        if announced > bytes || (announced < bytes && header.kind != Kind::Hello) {
+            return Err(Malformed::WrongLength { length: header.length, bytes });
+        }
+        Ok(header)
+    }
+
+    /// The same for a header whose payload is elsewhere.
+    #[inline(always)]
+    pub fn parse_head(fixed: &[u8; Header::BYTES]) -> Result<Header, Malformed> {
+        if fixed[0] != WIRE_VERSION {
+            return Err(Malformed::UnknownVersion { version: fixed[0] });
+        }
         let kind = Kind::from_wire(fixed[1])?;
         if fixed[2] & !HeaderFlags::KNOWN != 0 {
             return Err(Malformed::UnknownFlags { flags: fixed[2] });
@@ -240,11 +254,6 @@ impl Header {
         };
         if header.control > CONTROL_BYTES_MAX {
             return Err(Malformed::TooMuchControl { control: header.control });
-        }
-        let announced = Header::BYTES + usize::from(header.length);
-        // Only a hello may be longer than it says: its padding is the price of an answer.
-        if announced > bytes || (announced < bytes && kind != Kind::Hello) {
-            return Err(Malformed::WrongLength { length: header.length, bytes });
         }
         Ok(header)
     }
@@ -281,6 +290,8 @@ pub const WIRE_VERSION: u8 = 1;
 /// Control bytes that a message can have.
 pub const CONTROL_BYTES_MAX: u8 = 128;
 
+/// Packet numbers are below this: with the length of a run they fill a word.
+pub(crate) const NUMBERS: u64 = 1 << 48;
 /// Where the tag begins, and what it authenticates ends.
 pub(crate) const TAG_AT: usize = 48;
 pub(crate) const TAG_BYTES: usize = 16;

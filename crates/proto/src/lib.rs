@@ -54,7 +54,7 @@ mod session;
 mod size;
 
 pub use congestion::{Controller, Delivery, RateBased};
-pub use endpoint::{ConnectError, Endpoint, EndpointConfig, EndpointEvent, EndpointStats};
+pub use endpoint::{ConnectError, Endpoint, EndpointConfig, EndpointEvent, EndpointStats, Expectation, Speculation};
 pub use entropy::{Entropy, SeededEntropy};
 pub use handshake::{Established, HELLO_BYTES, HandshakeError, Initiator, Offer, respond};
 pub use header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind, Malformed, WIRE_VERSION};
@@ -64,5 +64,8 @@ pub use ranges::Ranges;
 pub use replay::ReplayWindow;
 pub use rtt::RoundTrip;
 pub use seal::{KeyLimits, OpenError, SealError, Sealing, SealingStats};
-pub use session::{Assurance, Dropped, Ending, Event, Pulse, Refusal, Session, SessionConfig, SessionStats, Transmit};
+pub use session::{
+    Assurance, Dropped, Ending, Event, Guess, LandingStats, Pulse, Refusal, Session, SessionConfig, SessionStats,
+    Transmit,
+};
 pub use size::PacketSize;

@@ -40,6 +40,10 @@ pub trait Sink {
     /// A message of so many bytes will land here, no more than the capacity. It is authentic, so this is
     /// the time to take memory.
     fn prepare(&mut self, _bytes: usize) {}
+    /// How many bytes lie in one piece from byte `at` on, at most.
+    fn reach(&mut self, at: usize) -> usize {
+        self.capacity().saturating_sub(at)
+    }
     /// Where the bytes of `range` go, if that lies in one piece. Nothing is known of their sender yet.
     fn piece(&mut self, range: Range<usize>) -> Option<&mut [u8]>;
     /// Puts bytes that are authentic where they belong.
@@ -97,8 +101,11 @@ pub(crate) struct Preface {
 }
 
 impl Preface {
+    /// Bytes that every preface has.
+    pub(crate) const FIXED_BYTES: usize = 8;
+
     pub(crate) fn bytes(&self) -> usize {
-        8 + if self.payload_token.is_some() { 8 } else { 0 } + self.control.len()
+        Preface::FIXED_BYTES + if self.payload_token.is_some() { 8 } else { 0 } + self.control.len()
     }
 
     pub(crate) fn write(&self, into: &mut Vec<u8>) {

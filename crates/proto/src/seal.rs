@@ -240,6 +240,13 @@ impl Sealing {
         self.open_with(header, &head[..TAG_AT], &head[TAG_AT..], Payload::Stays(payload))
     }
 
+    /// The same for a packet in two pieces, where nothing is encrypted: `head` is its header and what follows that.
+    pub(crate) fn verify_apart(&self, header: &Header, head: &[u8], rest: &[u8]) -> bool {
+        let (fixed, begin) = head.split_at(Header::BYTES);
+        let sum = || checksum_tag(crc32c([&fixed[..TAG_AT], begin, rest]));
+        !self.is_sealed() && !header.flags.has(HeaderFlags::SEALED) && fixed[TAG_AT..] == sum()
+    }
+
     /// The same within the packet's own buffer: afterwards the payload is `packet[64..]`. When the
     /// packet does not verify, its payload is unspecified.
     pub fn open_in_place(&mut self, header: &Header, packet: &mut [u8]) -> Result<(), OpenError> {

@@ -16,10 +16,11 @@ mod acks;
 mod cutting;
 mod landing;
 mod size;
+mod speculation;
 
 use crate::congestion::{Controller, RateBased, Room, unit};
 use crate::handshake::{Established, Offer};
-use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind};
+use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind, NUMBERS};
 use crate::key::Fingerprint;
 use crate::ledger::{Cargo, Departure, Ledger, Run};
 use crate::message::{InMessage, Incoming, OutMessage, Outgoing, PREFACE_BYTES_MOST, Places, Preface, Sink, Source};
@@ -31,6 +32,8 @@ use crate::size::{PacketSize, SizeSearch};
 use acks::run_of;
 pub(crate) use cutting::PULSE_PACKETS_MOST;
 use landing::Opened;
+use speculation::{Course, Guessed};
+pub use speculation::{Guess, LandingStats};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
@@ -263,6 +266,8 @@ struct ViState<S, T> {
     in_turns: bool,
     is_blocked: bool,
     has_news: bool,
+    course: Course,
+    landing: LandingStats,
 }
 
 impl<S: Source, T> ViState<S, T> {
@@ -481,6 +486,10 @@ pub struct Session<S, T> {
     /// One that came with a whole message, and when: whoever waits for the message has it first.
     ack_left: Option<(u64, Duration)>,
     stats: SessionStats,
+    /// Where the payloads of the next packets are expected.
+    guessed: Option<Guessed>,
+    /// Of VIs that were closed.
+    landing_closed: LandingStats,
 }
 
 impl<S: Source, T: Sink> Session<S, T> {
@@ -546,6 +555,8 @@ impl<S: Source, T: Sink> Session<S, T> {
             ack_taken: 0,
             ack_left: None,
             stats: SessionStats::default(),
+            guessed: None,
+            landing_closed: LandingStats::default(),
             death_quarter: config.death / 4,
             config,
         }
@@ -648,6 +659,8 @@ impl<S: Source, T: Sink> Session<S, T> {
             in_turns: false,
             is_blocked: false,
             has_news: false,
+            course: Course::default(),
+            landing: LandingStats::default(),
         };
         self.vis.insert(local, state);
         if let Some(credit) = self.early_credits.remove(&local) {
@@ -661,6 +674,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.take_ack_left();
         self.flush_vi(local, Ending::ViClosed);
         if let Some(state) = self.vis.remove(&local) {
+            self.landing_closed += state.landing;
             self.turns.retain(|vi| *vi != local);
             self.blocked -= usize::from(state.is_blocked);
             self.news -= usize::from(state.has_news);
@@ -1269,14 +1283,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             }
             _ => true,
         };
-        if header.ack != self.ack_taken {
-            self.ack_taken = header.ack;
-            if self.settles_all(header.ack) && self.state == State::Open && self.has_events() {
-                self.ack_left = Some((header.ack, now));
-            } else {
-                self.handle_ack(now, header.ack);
-            }
-        }
+        self.take_header_ack(now, header.ack);
         if header.kind == Kind::Data {
             self.take_credit(header.vi, header.credit);
         }
@@ -1290,6 +1297,20 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.end_after_answer(now);
         }
         Ok(())
+    }
+
+    /// The acknowledgement in a header: the same again says nothing.
+    #[inline(always)]
+    fn take_header_ack(&mut self, now: Duration, ack: u64) {
+        if ack == self.ack_taken {
+            return;
+        }
+        self.ack_taken = ack;
+        if self.settles_all(ack) && self.state == State::Open && self.has_events() {
+            self.ack_left = Some((ack, now));
+        } else {
+            self.handle_ack(now, ack);
+        }
     }
 
     fn note_arrived(&mut self, vi: u32, message: u32, index: u32, count: u32) {
@@ -1420,8 +1441,6 @@ fn complete_sends<S: Source, T>(
 }
 
 const CREDITS_TOLD: usize = 64;
-/// Packet numbers are below this: with the length of a run they fill a word.
-const NUMBERS: u64 = 1 << 48;
 /// How often the peer is told what this side can take in, though acknowledgements go with data.
 const INTAKE_EVERY: Duration = Duration::from_millis(20);
 const ASK_AFTER: Duration = Duration::from_millis(50);

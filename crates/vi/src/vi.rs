@@ -13,7 +13,7 @@ use crate::member::Member;
 use crate::nic::NicInner;
 use crate::spin::FREE_LOOKS;
 use crate::wire::Calling;
-use highwire_mem::work::Side;
+use highwire_mem::work::{Landings, Side};
 use highwire_mem::{Credentials, Exported, Frozen, Region};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -121,6 +121,14 @@ impl Vi {
         match &self.member {
             Member::Host(member) => PeerId::Process(member.peer.credentials),
             Member::Wire(member) => PeerId::Host(member.terms.peer),
+        }
+    }
+
+    /// What has become of the payloads that came from another host; none of that on this one.
+    pub fn landings(&self) -> Landings {
+        match &self.member {
+            Member::Host(_) => Landings::default(),
+            Member::Wire(member) => member.carrier().landings(false),
         }
     }
 

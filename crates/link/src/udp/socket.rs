@@ -15,7 +15,14 @@ pub(super) struct Socket {
     pub(super) awaits_room: bool,
     /// Nothing was in its queue at the last look.
     pub(super) is_empty: bool,
+    /// How many datagrams of one small packet may come until batches are no longer expected.
+    batches: u8,
 }
+
+/// Packets so large are worth a call of their own, as batches are.
+const LARGE_BYTES: usize = 4096;
+/// The last packets of a message are often no batch.
+const SINGLES_BETWEEN_BATCHES: u8 = 4;
 
 impl Socket {
     /// A socket for `address`, not bound yet, with what the link cannot do without.
@@ -32,7 +39,18 @@ impl Socket {
         if let Some(bytes) = options.send_buffer_bytes {
             let _ = sockopt::set_socket_send_buffer_size(&descriptor, bytes);
         }
-        Ok(Socket { descriptor, drops_seen: 0, pace: Pace::new(), awaits_room: false, is_empty: false })
+        Ok(Socket { descriptor, drops_seen: 0, pace: Pace::new(), awaits_room: false, is_empty: false, batches: 0 })
+    }
+
+    /// Whether what comes next is likely to be a batch.
+    pub(super) fn expects_batches(&self) -> bool {
+        self.batches > 0
+    }
+
+    /// A datagram came, of packets of so many bytes.
+    pub(super) fn note_batch(&mut self, bytes: usize, segment: usize) {
+        let is_batch = bytes > segment || bytes >= LARGE_BYTES;
+        self.batches = if is_batch { SINGLES_BETWEEN_BATCHES } else { self.batches.saturating_sub(1) };
     }
 
     /// How many datagrams were dropped since the kernel last told its count, which is now `drops`.

@@ -4,7 +4,7 @@
 //! The arrays that these calls need are made once and filled again for each call. The pointers in
 //! them are set right before a call and not looked at after it. A single datagram needs none of them.
 
-use crate::Woven;
+use crate::{Landing, Woven};
 use libc::{c_int, c_void, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6};
 use rustix::io::Errno;
 use std::mem::{MaybeUninit, size_of};
@@ -166,14 +166,44 @@ impl Outgoing {
     }
 }
 
-/// Receives many datagrams in one call.
+/// Receives many datagrams in one call, or one into many pieces.
 pub(super) struct Incoming {
     arrays: Arrays,
+    /// For the latter, used as the arrays are.
+    pieces: Vec<iovec>,
 }
+
+// SAFETY: as for `Arrays`: the pointers are written before each call and used only by the kernel during it.
+unsafe impl Send for Incoming {}
+// SAFETY: a shared reference gives no access to anything behind the pointers.
+unsafe impl Sync for Incoming {}
 
 impl Incoming {
     pub(super) fn new() -> Incoming {
-        Incoming { arrays: Arrays::new(0) }
+        Incoming { arrays: Arrays::new(0), pieces: Vec::new() }
+    }
+
+    /// Receives one datagram, its heads and payloads where they are expected, and what else there is in the spill.
+    pub(super) fn receive_landing(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        landing: &mut Landing<'_>,
+        heads: &mut [u8],
+        spill: &mut [u8],
+    ) -> Result<Datagram, Errno> {
+        let place = landing.place.len();
+        assert_eq!(heads.len(), landing.cut.heads(place), "as much room for heads as there are");
+        self.pieces.clear();
+        let (mut head_at, mut place_at) = (heads.as_mut_ptr(), landing.place.as_mut_ptr());
+        for (head, payload) in landing.cut.slots(place) {
+            self.pieces.push(iovec { iov_base: head_at.cast(), iov_len: head.len() });
+            self.pieces.push(iovec { iov_base: place_at.cast(), iov_len: payload.len() });
+            // SAFETY: slots cover all heads and all of the place one behind the other and no more, so that these
+            // end at most one byte behind them.
+            (head_at, place_at) = unsafe { (head_at.add(head.len()), place_at.add(payload.len())) };
+        }
+        self.pieces.push(iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
+        receive_into(socket, &mut self.pieces)
     }
 
     /// Receives into as many of the `slots` as there are datagrams; how many, for
@@ -219,19 +249,24 @@ impl Incoming {
 /// for a second in vain.
 #[inline(always)]
 pub(super) fn receive_one(socket: BorrowedFd<'_>, slot: &mut [u8]) -> Result<Datagram, Errno> {
+    receive_into(socket, &mut [iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() }])
+}
+
+/// Receives one datagram into pieces that are borrowed mutably until this returns, no two of which overlap.
+#[inline(always)]
+fn receive_into(socket: BorrowedFd<'_>, pieces: &mut [iovec]) -> Result<Datagram, Errno> {
     // SAFETY: numbers and pointers only, for which all zeros is a valid value (null, 0).
     let (mut header, mut address) =
         unsafe { (MaybeUninit::<msghdr>::zeroed().assume_init(), MaybeUninit::<RawAddress>::zeroed().assume_init()) };
     let mut control = Control([0; CONTROL_BYTES]);
-    let mut vector = iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
     header.msg_name = (&raw mut address).cast();
     header.msg_namelen = size_of::<RawAddress>() as libc::socklen_t;
-    header.msg_iov = &raw mut vector;
-    header.msg_iovlen = 1;
+    header.msg_iov = pieces.as_mut_ptr();
+    header.msg_iovlen = pieces.len() as _;
     header.msg_control = (&raw mut control).cast();
     header.msg_controllen = CONTROL_BYTES as _;
-    // SAFETY: the header points at values above and at a slot borrowed mutably, which all outlive the call,
-    // with their lengths.
+    // SAFETY: the header points at values above and at pieces that are borrowed mutably, which all outlive the
+    // call, with their lengths.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
     let len = usize::try_from(received).map_err(|_| last_error())?;
     Ok(describe(&header, len, &address, &control))

@@ -114,6 +114,28 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
     }
 
+    /// Data packets have come whose numbers follow each other; one of them may ask for an acknowledgement.
+    pub(super) fn note_received_run(&mut self, now: Duration, first: u64, count: u32, asks: bool) {
+        let numbers = first..first + u64::from(count);
+        numbers.clone().for_each(|number| {
+            self.window.accept(number);
+        });
+        let in_order = self.note_number(now, first);
+        if let Some(rest) = numbers.end.checked_sub(first + 1).filter(|rest| *rest > 0) {
+            while !self.received.insert(first + 1..first + 1 + rest, self.config.holes_max.min(RANGES_KEPT)) {
+                self.received.forget_lowest();
+            }
+            self.received.forget_below(numbers.end.saturating_sub(PACKETS_TOLD));
+        }
+        self.unacknowledged += count;
+        // [W-36]
+        if !in_order || asks || self.unacknowledged >= self.config.acknowledge_every {
+            self.acknowledge_now = true;
+        } else {
+            self.acknowledge_after(now);
+        }
+    }
+
     /// Notes a packet number for acknowledgements; true if it is the one that was to come next.
     fn note_number(&mut self, now: Duration, number: u64) -> bool {
         if self.received.extend_last(number) {

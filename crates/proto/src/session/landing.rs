@@ -28,6 +28,8 @@ impl<S: Source, T: Sink> Session<S, T> {
         if self.sealing.open(header, packet, piece).is_err() {
             return Some(Err(Dropped::Forged));
         }
+        state.course.note(header, range.end);
+        state.landing.copied += 1;
         message.landed.insert(range, self.config.holes_max);
         if message.is_complete() {
             self.deliver(header.vi);
@@ -188,10 +190,16 @@ impl<S: Source, T: Sink> Session<S, T> {
             }
         }
         let holes_max = if message.place.is_some() { self.config.holes_max } else { HOLES_WITHOUT_PLACE };
+        let end = range.end;
         if !message.landed.insert(range, holes_max) {
             return false;
         }
+        if !(first && header.flags.has(HeaderFlags::LAST)) {
+            state.course.note(header, end);
+            state.landing.copied += 1;
+        }
         if let Some(preface) = preface {
+            state.course.note_preface(&preface);
             message.too_long |= u64::from(preface.total) > capacity;
             let target = message.place.as_mut().and_then(|place| place.target.as_mut());
             if let (Some(target), false) = (target, message.too_long) {
@@ -204,7 +212,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     /// Hands out what is complete, in order [W-35].
-    fn deliver(&mut self, vi: u32) {
+    pub(super) fn deliver(&mut self, vi: u32) {
         let Some(state) = self.vis.get_mut(&vi) else { return };
         while state.arriving.get(&state.next_delivery).is_some_and(InMessage::is_complete) {
             let Some(message) = state.arriving.remove(&state.next_delivery) else { break };
