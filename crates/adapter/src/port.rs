@@ -53,8 +53,8 @@ pub(crate) struct Port {
     untold: AtomicBool,
     /// Messages posted since something was sent last. With the board.
     gathered: AtomicU32,
-    /// Copies of the link's descriptors, until the port ends.
-    sockets: Mutex<Arc<[OwnedFd]>>,
+    /// Copies of the link's descriptors and their places among them, until the port ends.
+    sockets: Mutex<Arc<[(usize, OwnedFd)]>>,
     /// The thread's.
     bell: OwnedFd,
     /// In microseconds of the port's clock; 0 while the thread is awake, or naps, or has been woken.
@@ -90,8 +90,9 @@ impl Port {
     pub(crate) fn start(mut board: Switchboard, driver: Driver) -> io::Result<Arc<Port>> {
         let link = board.engine().link();
         let local = link.local_address();
-        let sockets = link.descriptors().into_iter().flatten().map(|socket| rustix::io::fcntl_dupfd_cloexec(socket, 3));
-        let sockets: Arc<[OwnedFd]> = sockets.collect::<Result<_, _>>()?;
+        let sockets = link.descriptors().into_iter().enumerate().filter_map(|(index, socket)| Some((index, socket?)));
+        let sockets = sockets.map(|(index, socket)| Ok((index, rustix::io::fcntl_dupfd_cloexec(socket, 3)?)));
+        let sockets: Arc<[(usize, OwnedFd)]> = sockets.collect::<io::Result<_>>()?;
         if sockets.is_empty() {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -564,11 +565,11 @@ impl Port {
     fn await_socket(&self, bell: &OwnedFd, left: Duration) {
         let full = if self.held_up.load(SeqCst) { PollFlags::OUT } else { PollFlags::empty() };
         let sockets = lock(&self.sockets).clone();
-        // Only the one that was full: the other may have room all the time.
+        // Only the one that was full: others may have room all the time.
         let full_one = self.full_descriptor.load(Relaxed);
-        let sockets = sockets.iter().enumerate().map(|(index, socket)| {
-            let room = if index == full_one { full } else { PollFlags::empty() };
-            PollFd::new(socket, PollFlags::IN | room)
+        let sockets = sockets.iter().map(|(index, socket)| {
+            let room = if *index == full_one { full } else { PollFlags::empty() };
+            (*index, PollFd::new(socket, PollFlags::IN | room))
         });
         let readable = await_bell(bell, sockets, left);
         if readable != 0 {
@@ -694,12 +695,15 @@ fn hush(bell: &OwnedFd) {
     let _ = rustix::io::read(bell, &mut [0u8; 8]);
 }
 
-/// Waits for a bell, and for other descriptors; which of those are readable, a bit for each. A bell that has
-/// rung is hushed; one that rings later wakes whoever waits next, who finds nothing new at worst.
-fn await_bell<'a>(bell: &'a OwnedFd, others: impl IntoIterator<Item = PollFd<'a>>, left: Duration) -> usize {
+/// Waits for a bell, and for other descriptors; which of those are readable, a bit for each number. A bell that
+/// has rung is hushed; one that rings later wakes whoever waits next, who finds nothing new at worst.
+fn await_bell<'a>(bell: &'a OwnedFd, others: impl IntoIterator<Item = (usize, PollFd<'a>)>, left: Duration) -> usize {
     let left = Timespec::try_from(left.min(Duration::from_secs(1 << 30))).ok();
-    let mut descriptors = vec![PollFd::new(bell, PollFlags::IN)];
-    descriptors.extend(others);
+    let (mut descriptors, mut numbers) = (vec![PollFd::new(bell, PollFlags::IN)], Vec::new());
+    for (number, descriptor) in others {
+        descriptors.push(descriptor);
+        numbers.push(number);
+    }
     // A signal is as good as an event: everything is looked at again.
     if rustix::event::poll(&mut descriptors, left.as_ref()).is_err() {
         return 0;
@@ -708,8 +712,8 @@ fn await_bell<'a>(bell: &'a OwnedFd, others: impl IntoIterator<Item = PollFd<'a>
     if readable(&descriptors[0]) {
         hush(bell);
     }
-    let others = descriptors[1..].iter().enumerate();
-    others.fold(0, |bits, (index, descriptor)| bits | usize::from(readable(descriptor)) << index)
+    let others = numbers.iter().zip(&descriptors[1..]);
+    others.fold(0, |bits, (number, descriptor)| bits | usize::from(readable(descriptor)) << number)
 }
 
 /// How long the thread leaves a board alone that a caller has turned.

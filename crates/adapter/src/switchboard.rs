@@ -141,6 +141,7 @@ impl Switchboard {
             // Who looks rarely is not to wait for the link's own count of looks.
             self.everywhere_at = now + EVERYWHERE;
             self.engine.link().note_ready(0);
+            self.engine.link().note_ready(2);
         }
         // The kernel refuses to receive only for want of memory, which passes.
         if !self.engine.receive(now).unwrap_or(false) {

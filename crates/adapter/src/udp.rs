@@ -5,7 +5,7 @@ use crate::entropy::SystemEntropy;
 use crate::port::{Driver, Port, lock};
 use crate::switchboard::Switchboard;
 use highwire_link::{
-    BindError, Clock, Impaired, Impairments, LengthField, Link, Recorded, Recording, UdpLink, UdpOptions,
+    BindError, Clock, Impaired, Impairments, LengthField, Link, ListField, Recorded, Recording, UdpLink, UdpOptions,
 };
 use highwire_mem::Process;
 use highwire_mem::work::{Line, Wire, WireError, WireListener};
@@ -38,7 +38,12 @@ pub struct WireConfig {
     pub packet_size: PacketSize,
     /// How payloads are received that are not encrypted.
     pub speculation: Speculation,
-    /// What is asked of the kernel.
+    /// Receive lists of each port, for large transfers to its VIs: queues of their own, so that what comes next
+    /// in each is known. Each is a socket with a receive buffer, of which the kernel takes memory only for what
+    /// waits in it; an idle one costs two kilobytes and a descriptor. At most 15. Ports with a key have none:
+    /// what is sealed cannot be put into its place before it is opened.
+    pub lists: u8,
+    /// What is asked of the kernel. Where packets say their list is known here: `lists` in it is not looked at.
     pub udp: UdpOptions,
     /// Treat what is sent badly, from a seed, to see how a program bears it.
     pub impairments: Option<(Impairments, u64)>,
@@ -61,6 +66,7 @@ impl Default for WireConfig {
             vis_max: session.vis_max,
             packet_size: session.packet_size,
             speculation: Speculation::default(),
+            lists: 4,
             udp: UdpOptions { length: Some(LENGTH), ..UdpOptions::default() },
             impairments: None,
             record: None,
@@ -113,7 +119,10 @@ impl UdpWire {
     }
 
     fn open(&self, at: SocketAddr, listening: bool) -> Result<Arc<Port>, WireError> {
-        let link = UdpLink::bind(at, self.config.udp).map_err(|error| match error {
+        let keys = lock(&self.keys).clone();
+        let count = if keys.is_insecure() { self.config.lists } else { 0 };
+        let options = UdpOptions { lists: Some(ListField { count, at: Header::LIST_AT }), ..self.config.udp };
+        let link = UdpLink::bind(at, options).map_err(|error| match error {
             BindError::Address { address, errno: Errno::ADDRINUSE } => WireError::InUse(address),
             other => WireError::Socket(other.to_string()),
         })?;
@@ -140,7 +149,6 @@ impl UdpWire {
         let speculation = self.config.speculation;
         let endpoint = EndpointConfig { session, listening, sessions_max, speculation, ..EndpointConfig::default() };
         let mut entropy = SystemEntropy;
-        let keys = lock(&self.keys).clone();
         let engine = Engine::new(link, Endpoint::new(keys, endpoint, &mut entropy), Box::new(entropy));
         let board = Switchboard::new(engine, listening, self.config.message_bytes_max as usize);
         Port::start(board, self.config.driver).map_err(|error| WireError::Socket(error.to_string()))

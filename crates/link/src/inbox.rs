@@ -57,6 +57,8 @@ pub enum DeliverError {
     },
 }
 
+/// The way of a link's first list: the main socket and the favourite's come before.
+pub(crate) const FIRST_LIST: usize = 2;
 const DATAGRAMS: usize = 32;
 const DATAGRAM_BYTES: usize = 64 << 10;
 /// Left between slots, so that the beginnings of all packets do not compete for the same few lines
@@ -130,7 +132,7 @@ impl Inbox {
     /// Forgets all packets.
     pub fn clear(&mut self) {
         self.arrivals.clear();
-        self.packets = 0;
+        (self.packets, self.way) = (0, 0);
         self.landed = None;
     }
 
@@ -156,6 +158,12 @@ impl Inbox {
     /// By which way all of it came: a number that is the same for what comes by one socket.
     pub fn way(&self) -> usize {
         self.way
+    }
+
+    /// By which list of its link all that is in it came; 0 if by none. That need not be the list that packets
+    /// say.
+    pub fn list(&self) -> u8 {
+        (self.way + 1).saturating_sub(FIRST_LIST) as u8
     }
 
     pub(crate) fn note_way(&mut self, way: usize) {

@@ -50,4 +50,4 @@ pub use pcap::{Recording, RecordingError, RecordingOptions};
 pub use recorded::Recorded;
 pub use simulated::{Network, NetworkConfig, NetworkCounters, Oversize, SimulatedLink};
 pub use traced::Traced;
-pub use udp::{BindError, LengthField, UdpLink, UdpOptions};
+pub use udp::{BindError, LengthField, ListField, UdpLink, UdpOptions};

@@ -38,23 +38,33 @@ pub trait Link {
     ///
     /// It stays the same as long as the link lives. After a call that found the link full it also polls
     /// readable, or writable, once there is room: ask for both. Asking for it may make each packet dearer;
-    /// who can poll two descriptors asks for [`Link::descriptors`] instead.
+    /// who can poll several descriptors asks for [`Link::descriptors`] instead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
     /// Descriptors to be polled together: one of them polls readable when something arrives. They stay the
     /// same as long as the link lives.
-    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        [self.descriptor(), None]
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 3] {
+        [self.descriptor(), None, None]
     }
 
     /// Which of [`Link::descriptors`] polls writable once there is room, after a call that found the link
-    /// full. The other may have room all the time.
+    /// full. Others may have room all the time.
     fn full_descriptor(&self) -> usize {
         0
     }
 
     /// Whoever polled found this one of [`Link::descriptors`] readable: the next look is there too.
     fn note_ready(&mut self, _descriptor: usize) {}
+
+    /// Lists by which packets can be told to come, a bit for each: bit n is list n, and bit 0 is never set. One
+    /// that is lost is no longer among them. A packet that comes by another list than its own is received all
+    /// the same.
+    fn lists(&self) -> u16 {
+        0
+    }
+
+    /// A peer was told to send by this list, or need not any longer: where nobody is expected, looks are rare.
+    fn note_list(&mut self, _list: u8, _in_use: bool) {}
 
     /// Most bytes of a burst that one system call takes, if it has no more than 64 packets, so that
     /// callers can size bursts.
@@ -93,6 +103,10 @@ pub struct LinkCounters {
     pub gro_refused: u64,
     /// Looks at how a batch begins before it is received.
     pub looks_ahead: u64,
+    /// 1 if the kernel refused to open lists, or to sort packets among them.
+    pub lists_refused: u64,
+    /// Lists that are out of use since somebody closed their descriptors, or put others there.
+    pub lists_lost: u64,
     /// Datagrams dropped because a slot of the inbox was too short for them.
     pub truncated: u64,
 }
@@ -148,7 +162,7 @@ macro_rules! ask_beneath {
             ($link).descriptor()
         }
 
-        fn descriptors(&$self) -> [Option<std::os::fd::BorrowedFd<'_>>; 2] {
+        fn descriptors(&$self) -> [Option<std::os::fd::BorrowedFd<'_>>; 3] {
             ($link).descriptors()
         }
 
@@ -158,6 +172,14 @@ macro_rules! ask_beneath {
 
         fn note_ready(&mut $self, descriptor: usize) {
             ($link).note_ready(descriptor);
+        }
+
+        fn lists(&$self) -> u16 {
+            ($link).lists()
+        }
+
+        fn note_list(&mut $self, list: u8, in_use: bool) {
+            ($link).note_list(list, in_use);
         }
 
         fn burst_bytes_max(&$self) -> usize {

@@ -1,20 +1,24 @@
 //! UDP, as fast as sockets go: the kernel cuts bursts into packets and puts packets together again, and
 //! one system call carries many of them. The peer that a link talks to most has a connected socket of
-//! its own, which nobody outside sees.
+//! its own, which nobody outside sees; and packets that say so come by lists of their own.
 //!
 //! Don't-fragment is set and the kernel's own idea of the path is ignored, so that the caller alone
 //! decides how large packets are; one too large for the device is refused.
 
 mod favourite;
+mod lists;
 mod socket;
 #[expect(unsafe_code, reason = "system calls that no crate wraps")]
 mod sys;
 #[cfg(test)]
 mod tests;
 
+use crate::inbox::FIRST_LIST;
 use crate::landing::LOOKED_AT;
 use crate::{Advice, Burst, Guide, Inbox, Landed, Link, LinkCounters, ReceiveError, SendError, Woven};
 use favourite::{Favourite, Look, Votes, Watch};
+pub use lists::ListField;
+use lists::{Lists, Order};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 use socket::Socket;
@@ -41,6 +45,9 @@ pub struct UdpOptions {
     /// Where packets say how long they are, if they do. Then what comes one by one from the favourite is
     /// received without asking the kernel where packets end and who sent them, which takes longer.
     pub length: Option<LengthField>,
+    /// Where packets say by which of several lists they come, if they do. Each list costs a socket with a
+    /// receive buffer, and memory of the kernel when something waits there.
+    pub lists: Option<ListField>,
 }
 
 /// A number of two bytes in each packet, the lower byte first.
@@ -71,6 +78,7 @@ impl Default for UdpOptions {
             dual_stack: true,
             favourite: true,
             length: None,
+            lists: None,
         }
     }
 }
@@ -106,14 +114,26 @@ pub enum BindError {
     },
 }
 
-/// A UDP socket, and a second one for the peer that is talked to most.
+impl BindError {
+    /// What the kernel said.
+    fn errno(self) -> Errno {
+        match self {
+            BindError::Socket { errno, .. } | BindError::Option { errno, .. } | BindError::Address { errno, .. } => {
+                errno
+            }
+        }
+    }
+}
+
+/// A UDP socket, a second one for the peer that is talked to most, and those of the lists.
 pub struct UdpLink {
     main: Socket,
     favourite: Option<Box<Favourite>>,
+    lists: Option<Box<Lists>>,
     votes: Votes,
-    /// Of both sockets, once somebody has asked for one descriptor for them.
+    /// Of all sockets, once somebody has asked for one descriptor for them.
     watch: OnceLock<Option<Watch>>,
-    /// Of both sockets, which was full last.
+    /// Of the two that send, which was full last.
     full_descriptor: usize,
     local: SocketAddr,
     receive_buffer_bytes: usize,
@@ -125,10 +145,11 @@ pub struct UdpLink {
     counters: LinkCounters,
 }
 
-/// The main socket's place among the descriptors.
+/// The main socket's place among the descriptors, and that of the lists.
 const MAIN: usize = 0;
 /// And the favourite's.
 const FAVOURITE: usize = 1;
+const LISTS: usize = 2;
 /// Most bytes of a datagram over IPv4, and so of what the kernel cuts into packets.
 const DATAGRAM_BYTES_MAX: usize = 65_507;
 /// Most packets the kernel cuts one message into; newer ones do 128, older ones 64.
@@ -158,15 +179,18 @@ impl UdpLink {
         let local = rustix::net::getsockname(&main)
             .and_then(SocketAddr::try_from)
             .map_err(|errno| BindError::Address { address, errno })?;
+        let options = UdpOptions { coalescing, ..options };
+        let lists = options.lists.filter(|field| field.count > 0).and_then(|field| {
+            let bound = Lists::bind(&main, local, field, options);
+            counters.lists_refused += u64::from(bound.is_err());
+            bound.ok().map(Box::new)
+        });
         Ok(UdpLink {
             receive_buffer_bytes: sockopt::socket_recv_buffer_size(&main).unwrap_or(0),
             main,
             // Where anything about it fails, the main socket goes on alone.
-            favourite: options
-                .favourite
-                .then(|| Favourite::open(local, UdpOptions { coalescing, ..options }).ok())
-                .flatten()
-                .map(Box::new),
+            favourite: options.favourite.then(|| Favourite::open(local, options).ok()).flatten().map(Box::new),
+            lists,
             votes: Votes::new(),
             watch: OnceLock::new(),
             full_descriptor: 0,
@@ -256,7 +280,12 @@ impl UdpLink {
     /// Something went to `to`.
     #[inline]
     fn note_sent(&mut self, to: SocketAddr, by_favourite: bool) {
-        let Some(favourite) = &mut self.favourite else { return };
+        let Some(favourite) = &mut self.favourite else {
+            if self.main.awaits_room {
+                self.note_room(by_favourite, true);
+            }
+            return;
+        };
         let full = if by_favourite {
             favourite.note_sent();
             self.votes.cast_for_favourite();
@@ -264,7 +293,8 @@ impl UdpLink {
         } else {
             // Once it is bound, receiving finds a good moment for a change.
             if self.votes.cast(to) && !favourite.is_bound() {
-                self.votes.settle(favourite.bind(&self.main, self.local, to).is_ok());
+                let is_shared = self.lists.is_some();
+                self.votes.settle(favourite.bind(&self.main, self.local, to, is_shared).is_ok());
             }
             self.main.awaits_room
         };
@@ -277,9 +307,10 @@ impl UdpLink {
     #[cold]
     fn note_room(&mut self, by_favourite: bool, room: bool) {
         let socket = match &mut self.favourite {
-            None => return,
+            // Then the descriptor is the main socket itself.
+            None if self.lists.is_none() => return,
             Some(favourite) if by_favourite => &mut favourite.socket,
-            Some(_) => &mut self.main,
+            _ => &mut self.main,
         };
         if !room {
             self.full_descriptor = usize::from(by_favourite);
@@ -396,6 +427,61 @@ impl UdpLink {
     }
 }
 
+impl UdpLink {
+    /// Receives at the main socket or the favourite's; false if nothing was there.
+    #[inline]
+    fn receive_at_either(
+        &mut self,
+        inbox: &mut Inbox,
+        mut guide: Option<&mut (dyn Guide + '_)>,
+    ) -> Result<bool, ReceiveError> {
+        match self.favourite.as_mut().map_or(Look::Main, |favourite| favourite.next_look()) {
+            Look::Main => self.receive_at_main(inbox, guide),
+            Look::Favourite => Ok(self.receive_at_favourite(inbox, guide)),
+            Look::FavouriteThenMain => {
+                Ok(self.receive_at_favourite(inbox, guide.as_deref_mut()) || self.receive_at_main(inbox, guide)?)
+            }
+            Look::MainThenFavourite => {
+                Ok(self.receive_at_main(inbox, guide.as_deref_mut())? || self.receive_at_favourite(inbox, guide))
+            }
+        }
+    }
+
+    /// Receives at one of the lists, if there are any; false if nothing was there.
+    fn receive_at_lists(&mut self, inbox: &mut Inbox, mut guide: Option<&mut (dyn Guide + '_)>) -> bool {
+        let Some(lists) = &mut self.lists else { return false };
+        let (incoming, counters) = (&mut self.incoming, &mut self.counters);
+        let (found, lost) = lists.receive(|index, socket| {
+            inbox.note_way(FIRST_LIST + index);
+            receive_at(socket, incoming, counters, inbox, guide.as_deref_mut(), is_soft)
+        });
+        self.counters.lists_lost += lost;
+        found
+    }
+
+    /// Receives at a list, and at the other sockets if that has nothing, or the other way round. Apart, so
+    /// that it does not weigh on links whose lists are not used.
+    #[inline(never)]
+    fn receive_by_lists(
+        &mut self,
+        inbox: &mut Inbox,
+        mut guide: Option<&mut (dyn Guide + '_)>,
+        lists_first: bool,
+    ) -> Result<(), ReceiveError> {
+        if lists_first && self.receive_at_lists(inbox, guide.as_deref_mut()) {
+            return Ok(());
+        }
+        let found = self.receive_at_either(inbox, guide.as_deref_mut());
+        if let Some(lists) = &mut self.lists {
+            lists.note_others(!matches!(found, Ok(false)));
+        }
+        if !found? && !lists_first {
+            self.receive_at_lists(inbox, guide);
+        }
+        Ok(())
+    }
+}
+
 impl Link for UdpLink {
     fn local_address(&self) -> SocketAddr {
         self.local
@@ -444,13 +530,20 @@ impl Link for UdpLink {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        let Some(favourite) = &self.favourite else { return Some(self.main.as_fd()) };
-        let watch = self.watch.get_or_init(|| Watch::new([&self.main, &favourite.socket].into_iter()).ok());
+        if self.favourite.is_none() && self.lists.is_none() {
+            return Some(self.main.as_fd());
+        }
+        let watch = self.watch.get_or_init(|| {
+            let favourite = self.favourite.as_ref().map(|favourite| &favourite.socket);
+            let lists = self.lists.as_ref().map(|lists| lists.as_fd());
+            Watch::new(std::iter::once(&self.main).chain(favourite), lists).ok()
+        });
         watch.as_ref().map(Watch::as_fd)
     }
 
-    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        [Some(self.main.as_fd()), self.favourite.as_ref().map(|favourite| favourite.socket.as_fd())]
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 3] {
+        let favourite = self.favourite.as_ref().map(|favourite| favourite.socket.as_fd());
+        [Some(self.main.as_fd()), favourite, self.lists.as_ref().map(|lists| lists.as_fd())]
     }
 
     fn full_descriptor(&self) -> usize {
@@ -458,8 +551,20 @@ impl Link for UdpLink {
     }
 
     fn note_ready(&mut self, descriptor: usize) {
-        if let Some(favourite) = &mut self.favourite {
-            favourite.note_ready(descriptor == MAIN);
+        match (&mut self.favourite, &mut self.lists) {
+            (_, Some(lists)) if descriptor == LISTS => lists.note_ready(),
+            (Some(favourite), _) if descriptor != LISTS => favourite.note_ready(descriptor == MAIN),
+            _ => {}
+        }
+    }
+
+    fn lists(&self) -> u16 {
+        self.lists.as_ref().map_or(0, |lists| lists.mask())
+    }
+
+    fn note_list(&mut self, list: u8, in_use: bool) {
+        if let Some(lists) = &mut self.lists {
+            lists.note_in_use(list, in_use);
         }
     }
 
@@ -481,7 +586,7 @@ impl UdpLink {
     fn receive_somewhere(
         &mut self,
         inbox: &mut Inbox,
-        mut guide: Option<&mut (dyn Guide + '_)>,
+        guide: Option<&mut (dyn Guide + '_)>,
     ) -> Result<usize, ReceiveError> {
         inbox.clear();
         if let Some(Some(watch)) = self.watch.get_mut()
@@ -490,16 +595,12 @@ impl UdpLink {
             self.note_room(false, true);
             self.note_room(true, true);
         }
-        let _found = match self.favourite.as_mut().map_or(Look::Main, |favourite| favourite.next_look()) {
-            Look::Main => self.receive_at_main(inbox, guide)?,
-            Look::Favourite => self.receive_at_favourite(inbox, guide),
-            Look::FavouriteThenMain => {
-                self.receive_at_favourite(inbox, guide.as_deref_mut()) || self.receive_at_main(inbox, guide)?
-            }
-            Look::MainThenFavourite => {
-                self.receive_at_main(inbox, guide.as_deref_mut())? || self.receive_at_favourite(inbox, guide)
-            }
-        };
+        let calls = &mut self.counters.system_calls;
+        match self.lists.as_mut().map_or(Order::Without, |lists| lists.next_look(calls)) {
+            Order::Without => drop(self.receive_at_either(inbox, guide)?),
+            Order::ListsFirst => self.receive_by_lists(inbox, guide, true)?,
+            Order::ListsLast => self.receive_by_lists(inbox, guide, false)?,
+        }
         self.counters.packets_received += inbox.len() as u64;
         inbox.note_drops(self.counters.kernel_drops);
         Ok(inbox.len())

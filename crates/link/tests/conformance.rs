@@ -1,8 +1,8 @@
 //! What every link promises: one suite, run over all of them.
 
 use highwire_link::{
-    Burst, Clock, Impaired, Impairments, Inbox, Link, Network, NetworkConfig, Recorded, Recording, SendError, Traced,
-    UdpLink, UdpOptions,
+    Burst, Clock, Impaired, Impairments, Inbox, Link, ListField, Network, NetworkConfig, Recorded, Recording,
+    SendError, Traced, UdpLink, UdpOptions,
 };
 use std::any::Any;
 use std::io::Write;
@@ -19,6 +19,8 @@ struct Ground {
     /// A packet of this size goes; one of `refused_bytes` does not.
     large_bytes: usize,
     refused_bytes: usize,
+    /// Packets may come by several lists, and then overtake each other.
+    has_lists: bool,
 }
 
 fn udp(address: &'static str, options: UdpOptions) -> Option<Ground> {
@@ -42,6 +44,7 @@ fn udp(address: &'static str, options: UdpOptions) -> Option<Ground> {
         }),
         large_bytes: 60_000,
         refused_bytes: 65_508,
+        has_lists: options.lists.is_some(),
     })
 }
 
@@ -63,6 +66,7 @@ fn simulated(wrap: impl Fn(Box<dyn Link>, Clock) -> Box<dyn Link> + 'static) -> 
         closed: Box::new(move || (for_closed.link("192.0.2.1:0".parse().unwrap()).local_address(), Box::new(()))),
         large_bytes: 9000,
         refused_bytes: 9001,
+        has_lists: false,
     })
 }
 
@@ -79,6 +83,15 @@ fn unimpaired(link: Box<dyn Link>, clock: Clock) -> Box<dyn Link> {
 impl Ground {
     fn link(&self) -> Box<dyn Link> {
         (self.make)()
+    }
+
+    /// Packets in an order in which they can be compared.
+    fn ordered<P: Ord>(&self, packets: impl IntoIterator<Item = P>) -> Vec<P> {
+        let mut packets: Vec<P> = packets.into_iter().collect();
+        if self.has_lists {
+            packets.sort();
+        }
+        packets
     }
 
     /// Receives until `count` packets came, or none came for long.
@@ -110,10 +123,10 @@ impl Ground {
     /// Sends the bursts, all at once, and expects exactly their packets, in order.
     fn expect_through(&self, left: &mut dyn Link, right: &mut dyn Link, bursts: &[Burst<'_>]) {
         assert_eq!(left.send(bursts), Ok(bursts.len()));
-        let expected: Vec<&[u8]> = bursts.iter().flat_map(Burst::packets).collect();
+        let expected: Vec<&[u8]> = self.ordered(bursts.iter().flat_map(Burst::packets));
         let packets = self.receive(right, expected.len());
         let sizes = |packets: &[&[u8]]| packets.iter().map(|packet| packet.len()).collect::<Vec<_>>();
-        let seen: Vec<&[u8]> = packets.iter().map(|(_, packet)| packet.as_slice()).collect();
+        let seen: Vec<&[u8]> = self.ordered(packets.iter().map(|(_, packet)| packet.as_slice()));
         assert_eq!(sizes(&seen), sizes(&expected));
         assert!(seen == expected, "the sizes are right, the bytes are not");
         assert!(packets.iter().all(|&(from, _)| from == left.local_address()));
@@ -206,10 +219,10 @@ fn bursts_to_several_places_in_one_call(ground: &Ground) {
     assert_eq!(left.send(&bursts), Ok(3));
     let from = left.local_address();
     let expected = |indices: &[usize]| -> Vec<(SocketAddr, Vec<u8>)> {
-        indices.iter().flat_map(|&i| bursts[i].packets()).map(|packet| (from, packet.to_vec())).collect()
+        ground.ordered(indices.iter().flat_map(|&i| bursts[i].packets()).map(|packet| (from, packet.to_vec())))
     };
-    assert_eq!(ground.receive(&mut right, 5), expected(&[0, 2]));
-    assert_eq!(ground.receive(&mut third, 3), expected(&[1]));
+    assert_eq!(ground.ordered(ground.receive(&mut right, 5)), expected(&[0, 2]));
+    assert_eq!(ground.ordered(ground.receive(&mut third, 3)), expected(&[1]));
     ground.expect_silence(&mut right);
 }
 
@@ -295,7 +308,7 @@ fn a_small_inbox_gets_the_rest_later(ground: &Ground) {
         seen.extend(inbox.packets().map(|(_, packet)| packet.to_vec()));
         calls += 1;
     }
-    assert_eq!(seen, packets);
+    assert_eq!(ground.ordered(seen), ground.ordered(packets));
     assert!(calls >= 7, "three at most in each call");
 }
 
@@ -385,6 +398,11 @@ fn plain() -> UdpOptions {
     UdpOptions::default()
 }
 
+/// The first bytes of the suite's packets are of all kinds: they come by every list, and by none.
+fn with_lists() -> UdpOptions {
+    UdpOptions { lists: Some(ListField { count: 15, at: 0 }), ..plain() }
+}
+
 fn traced(link: Box<dyn Link>) -> Box<dyn Link> {
     Box::new(Traced::new(link, std::io::sink(), Clock::real()))
 }
@@ -403,6 +421,10 @@ suite! {
     udp_of_one_family: udp("[::1]:0", UdpOptions { dual_stack: false, ..plain() });
     udp_without_favourite: udp("127.0.0.1:0", UdpOptions { favourite: false, ..plain() });
     udp_with_stock_buffers: udp("127.0.0.1:0", UdpOptions { receive_buffer_bytes: None, send_buffer_bytes: None, ..plain() });
+    udp_with_lists: udp("127.0.0.1:0", with_lists());
+    udp_with_lists_without_favourite: udp("127.0.0.1:0", UdpOptions { favourite: false, ..with_lists() });
+    udp_v6_with_lists: udp("[::1]:0", with_lists());
+    udp_with_lists_traced: wrapped(udp("127.0.0.1:0", with_lists()), traced);
     udp_unimpaired: wrapped(udp("127.0.0.1:0", plain()), |link| unimpaired(link, Clock::real()));
     udp_traced: wrapped(udp("127.0.0.1:0", plain()), traced);
     udp_recorded: wrapped(udp("127.0.0.1:0", plain()), |link| recorded(link, Clock::real()));

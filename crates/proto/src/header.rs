@@ -180,6 +180,9 @@ impl Header {
     /// Bytes of a header on the wire, with its tag.
     pub const BYTES: usize = 64;
 
+    /// Where the receive list stands, in one byte.
+    pub const LIST_AT: usize = 3;
+
     /// Where the length of the payload stands, in two bytes.
     pub const LENGTH_AT: usize = 28;
 
@@ -240,7 +243,7 @@ impl Header {
         let header = Header {
             kind,
             flags: HeaderFlags(fixed[2]),
-            list: fixed[3],
+            list: fixed[Header::LIST_AT],
             session: word32(fixed, 4),
             number: word64(fixed, 8),
             vi: word32(fixed, 16),
@@ -268,7 +271,7 @@ impl Header {
         fixed[0] = WIRE_VERSION;
         fixed[1] = self.kind as u8;
         fixed[2] = self.flags.0;
-        fixed[3] = self.list;
+        fixed[Header::LIST_AT] = self.list;
         fixed[4..8].copy_from_slice(&self.session.to_le_bytes());
         fixed[8..16].copy_from_slice(&self.number.to_le_bytes());
         fixed[16..20].copy_from_slice(&self.vi.to_le_bytes());

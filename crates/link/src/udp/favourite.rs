@@ -13,7 +13,7 @@
 //! The socket is opened with the link and lives as long: it is connected again, not closed, so what
 //! waits in its queue is read, whoever sent it. The main socket's port is exclusive. It is shared for the
 //! few system calls in which the second socket is bound, and only with sockets of the same user that ask
-//! to share it; links never ask.
+//! to share it; links never ask. A link with [lists](super::lists) shares it all the time.
 
 #[cfg(test)]
 mod tests;
@@ -68,16 +68,28 @@ impl Favourite {
     }
 
     /// Binds it beside `main`, which is bound to `local`, and connects it. One that is bound but cannot be
-    /// connected is read all the same: strangers' packets may be in its queue.
-    pub(super) fn bind(&mut self, main: &Socket, local: SocketAddr, peer: SocketAddr) -> Result<(), Errno> {
+    /// connected is read all the same: strangers' packets may be in its queue. The port stays shared if it
+    /// `is_shared` with lists.
+    pub(super) fn bind(
+        &mut self,
+        main: &Socket,
+        local: SocketAddr,
+        peer: SocketAddr,
+        is_shared: bool,
+    ) -> Result<(), Errno> {
         // While two sockets share the port and none is connected, each sender's packets all go to one of
         // them. So the port is shared until this one is connected, or they might change over and back.
         sockopt::set_socket_reuseport(&self.socket, true)?;
         let shared = sockopt::set_socket_reuseport(main, true);
         let bound = shared.and_then(|()| rustix::net::bind(&self.socket, &local));
         let connected = bound.and_then(|()| rustix::net::connect(&self.socket, &mapped(peer, local)));
-        let _ = sockopt::set_socket_reuseport(main, false);
-        let _ = sockopt::set_socket_reuseport(&self.socket, false);
+        if !is_shared {
+            let _ = sockopt::set_socket_reuseport(main, false);
+        }
+        // One that is not connected keeps it beside lists: without, the kernel would prefer it to all of them.
+        if !is_shared || connected.is_ok() {
+            let _ = sockopt::set_socket_reuseport(&self.socket, false);
+        }
         (self.bound, self.peer) = (bound.is_ok(), connected.is_ok().then_some(peer));
         connected
     }
@@ -302,13 +314,20 @@ enum Room {
 }
 
 impl Watch {
-    pub(super) fn new<'a>(sockets: impl Iterator<Item = &'a Socket>) -> Result<Watch, Errno> {
+    /// Watches sockets, and a descriptor that polls readable for others.
+    pub(super) fn new<'a>(
+        sockets: impl Iterator<Item = &'a Socket>,
+        others: Option<BorrowedFd<'_>>,
+    ) -> Result<Watch, Errno> {
         let mut watch = Watch { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, room: Room::Enough };
         for socket in sockets {
             epoll::add(&watch.epoll, socket, epoll::EventData::new_u64(0), events(socket))?;
             if socket.awaits_room {
                 watch.room = Room::Missed;
             }
+        }
+        if let Some(others) = others {
+            epoll::add(&watch.epoll, others, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         Ok(watch)
     }

@@ -3,7 +3,7 @@
 use super::{BindError, UdpOptions, sys};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 /// One socket of a link.
 pub(super) struct Socket {
@@ -51,6 +51,11 @@ impl Socket {
     pub(super) fn note_batch(&mut self, bytes: usize, segment: usize) {
         let is_batch = bytes > segment || bytes >= LARGE_BYTES;
         self.batches = if is_batch { SINGLES_BETWEEN_BATCHES } else { self.batches.saturating_sub(1) };
+    }
+
+    /// Its descriptor is not ours any more: it is not closed.
+    pub(super) fn abandon(self) {
+        let _ = self.descriptor.into_raw_fd();
     }
 
     /// How many datagrams were dropped since the kernel last told its count, which is now `drops`.

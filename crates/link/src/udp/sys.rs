@@ -1,5 +1,6 @@
 //! The system calls of UDP that rustix does not have, or not as lean: `sendmmsg`, `recvmmsg` and
-//! `recvmsg`, with the control messages that ask for segmentation and tell of coalescing.
+//! `recvmsg`, with the control messages that ask for segmentation and tell of coalescing, and the filter that
+//! sorts packets among sockets.
 //!
 //! The arrays that these calls need are made once and filled again for each call. The pointers in
 //! them are set right before a call and not looked at after it. A single datagram needs none of them.
@@ -381,6 +382,49 @@ pub(super) fn set_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, valu
     // SAFETY: points at four bytes that live through the call, which only reads them.
     let result = unsafe {
         libc::setsockopt(socket.as_raw_fd(), level, name, pointer.cast(), size_of::<c_int>() as libc::socklen_t)
+    };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// An instruction of the kernel's classic packet filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Instruction {
+    /// Loads a byte of the payload; the program ends with 0 if there is none.
+    LoadByte { at: u32 },
+    /// Passes over so many instructions if what was loaded is this.
+    JumpIfEqual { to: u32, by: u8 },
+    /// The same if it is more.
+    JumpIfGreater { than: u32, by: u8 },
+    /// Ends with what was loaded.
+    ReturnLoaded,
+    /// Ends with this.
+    Return(u32),
+}
+
+/// Lets a program choose among the sockets that share an address with this one, which must not be alone.
+pub(super) fn attach_filter(socket: BorrowedFd<'_>, program: &[Instruction]) -> Result<(), Errno> {
+    let encode = |instruction: &Instruction| {
+        let (code, jt, k) = match *instruction {
+            Instruction::LoadByte { at } => (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, at),
+            Instruction::JumpIfEqual { to, by } => (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, by, to),
+            Instruction::JumpIfGreater { than, by } => (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, by, than),
+            Instruction::ReturnLoaded => (libc::BPF_RET | libc::BPF_A, 0, 0),
+            Instruction::Return(value) => (libc::BPF_RET | libc::BPF_K, 0, value),
+        };
+        libc::sock_filter { code: code as u16, jt, jf: 0, k }
+    };
+    let mut code: Vec<libc::sock_filter> = program.iter().map(encode).collect();
+    let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
+    let pointer: *const libc::sock_fprog = &raw const program;
+    // SAFETY: points at a program whose instructions live through the call, which only reads them.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            pointer.cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
     };
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
