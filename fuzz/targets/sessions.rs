@@ -39,6 +39,8 @@ enum Step {
     // The network.
     Deliver { to: bool, which: u8 },
     DeliverAll { to: bool },
+    /// Packets that lie one behind the other are received as one, where somebody expects them or not.
+    DeliverBatch { to: bool, count: u8, guess: Guessing },
     Drop { to: bool, which: u8 },
     Repeat { to: bool, which: u8 },
     Damage { to: bool, which: u8, at: u16, with: u8 },
@@ -46,7 +48,14 @@ enum Step {
     Wait { us: u32 },
     WaitForTimer,
     // The peer who lies.
-    Lie { to: bool, lie: Lie, times: u8 },
+    Lie { to: bool, lie: Lie, times: u8, flies: bool },
+}
+
+/// How it is guessed where payloads go.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Guessing {
+    Next { vi: u8, ahead: u8 },
+    Look,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -228,6 +237,7 @@ impl World {
                 }
             }
             Step::DeliverAll { to } => self.deliver_all(usize::from(to)),
+            Step::DeliverBatch { to, count, guess } => self.deliver_batch(usize::from(to), usize::from(count), guess),
             Step::Drop { to, which } => drop(self.take(to, which)),
             Step::Repeat { to, which } => {
                 let flying = &mut self.flying[usize::from(to)];
@@ -253,10 +263,10 @@ impl World {
                 let next = self.sides.iter().filter_map(Side::poll_timeout).min();
                 self.now = self.now.max(next.unwrap_or_default());
             }
-            Step::Lie { to, ref lie, times } => {
+            Step::Lie { to, ref lie, times, flies } => {
                 for time in 0..=u32::from(times) {
                     if self.lies < LIES_MAX {
-                        self.lie(usize::from(to), lie, time);
+                        self.lie(usize::from(to), lie, time, flies);
                     }
                 }
             }
@@ -312,6 +322,35 @@ impl World {
         }
     }
 
+    /// Packets of one length, but the last, land where a guess says. What is taken there is what was sent; the rest
+    /// is moved.
+    fn deliver_batch(&mut self, to: usize, count: usize, guessing: Guessing) {
+        let flying = &mut self.flying[to];
+        let Some(segment) = flying.front().map(Vec::len) else { return };
+        let same = flying.iter().take(count).take_while(|packet| packet.len() == segment).count();
+        let shorter = flying.get(same).is_some_and(|packet| same < count && packet.len() < segment);
+        let batch: Vec<Vec<u8>> = flying.drain(..same + usize::from(shorter)).collect();
+        let Some(first) = batch.first() else { return };
+        let (bytes, side) = (batch.concat(), &mut self.sides[to]);
+        let guess = match guessing {
+            Guessing::Next { vi, ahead } => side.guess(u32::from(vi) % VIS + 10 * to as u32, usize::from(ahead % 4)),
+            Guessing::Look => Header::parse(first).ok().and_then(|header| side.guess_after_look(&header, first).0),
+        };
+        let mut taken = 0;
+        if let Some(mut guess) = guess {
+            let (packet, heads) = (guess.packet, guess.receive(&bytes));
+            if if batch.len() == 1 { bytes.len() <= packet } else { segment == packet } {
+                taken = side.take_landed(self.now, &heads, bytes.len(), matches!(guessing, Guessing::Look));
+            }
+            side.note_missed(batch.len() - taken, bytes.len());
+        }
+        for packet in &batch[..taken] {
+            let header = Header::parse(packet).expect("what is taken has a form");
+            self.heard[to] = self.heard[to].max(header.number);
+        }
+        batch[taken..].iter().for_each(|packet| self.hear(to, packet));
+    }
+
     fn hear(&mut self, to: usize, packet: &[u8]) {
         if self.sides[to].handle_packet(self.now, packet).is_ok()
             && let Ok(header) = Header::parse(packet)
@@ -321,7 +360,7 @@ impl World {
     }
 
     /// A packet that the peer's key vouches for, and nothing else.
-    fn lie(&mut self, to: usize, lie: &Lie, time: u32) {
+    fn lie(&mut self, to: usize, lie: &Lie, time: u32, flies: bool) {
         self.lies += 1;
         let payload = lie.payload.make(to as u32 * 10);
         let mut header = Header::new([Kind::Data, Kind::Ack, Kind::Probe, Kind::Close][usize::from(lie.kind) % 4]);
@@ -345,7 +384,10 @@ impl World {
         header.write(&mut packet);
         packet.extend_from_slice(&payload);
         Sealing::checksummed().seal(&mut packet).expect("a packet");
-        self.hear(to, &packet);
+        match flies {
+            true => self.flying[to].push_back(packet),
+            false => self.hear(to, &packet),
+        }
         self.settle();
     }
 

@@ -7,8 +7,8 @@ use highwire_link::{
     SimulatedLink,
 };
 use highwire_proto::{
-    Assurance, ClusterKey, Ending, Endpoint, EndpointConfig, EndpointEvent, Entropy, Event, Incoming, Keys, Outgoing,
-    SeededEntropy, SessionStats,
+    Assurance, ClusterKey, Ending, Endpoint, EndpointConfig, EndpointEvent, Entropy, Event, Incoming, Keys,
+    LandingStats, Outgoing, SeededEntropy, SessionStats, Speculation,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -36,6 +36,8 @@ pub struct Scenario {
     pub bytes_max: u64,
     /// Silence of so long is death.
     pub death: Duration,
+    /// How payloads are received that are not sealed.
+    pub speculation: Speculation,
 }
 
 impl Scenario {
@@ -76,6 +78,12 @@ impl Scenario {
             messages: 1 + dice.below(8),
             bytes_max: if dice.chance(0.2) { 100_000 } else { 5_000 },
             death: Duration::from_secs(10),
+            speculation: match SeededEntropy::new(seed ^ 0x1a9d).below(6) {
+                0 => Speculation::Never,
+                1 => Speculation::AlwaysLook,
+                2 => Speculation::AlwaysWrong,
+                _ => Speculation::Guess,
+            },
         }
     }
 
@@ -133,6 +141,8 @@ pub struct Report {
     pub arrived: (u64, u64),
     /// What each side has done.
     pub sides: [SessionStats; 2],
+    /// Where payloads landed on each side.
+    pub landing: [LandingStats; 2],
     /// What the network did to packets of each side.
     pub weather: [ImpairedCounters; 2],
 }
@@ -195,6 +205,13 @@ impl fmt::Display for Report {
                 weather.corrupted,
             )?;
         }
+        for (side, landing) in SIDES.iter().zip(&self.landing) {
+            let LandingStats { hits, seen, copied, misses, looks, moved_bytes } = landing;
+            writeln!(
+                f,
+                "{side:<10} {hits} payloads landed where they were expected, {seen} after {looks} looks, {copied} were copied; {misses} packets were elsewhere, {moved_bytes} bytes were moved"
+            )?;
+        }
         let (messages, bytes) = self.arrived;
         write!(f, "outcome    {:?} after {:?}: {messages} messages, {bytes} bytes", self.outcome, self.took)
     }
@@ -243,7 +260,8 @@ impl Simulation {
                 None => Recorded::without(link),
             };
             let keys = if scenario.sealed { Keys::new(key()) } else { Keys::insecure() };
-            let mut config = EndpointConfig { listening: number == 1, ..EndpointConfig::default() };
+            let speculation = scenario.speculation;
+            let mut config = EndpointConfig { listening: number == 1, speculation, ..EndpointConfig::default() };
             config.session.death = scenario.death;
             let mut entropy = SeededEntropy::new(scenario.seed.wrapping_mul(3) + number);
             let endpoint = Endpoint::new(keys, config, &mut entropy);
@@ -305,6 +323,7 @@ impl Simulation {
         let [left, right] = &mut self.sides;
         Report {
             sides: [stats(left, self.sessions[0]), stats(right, self.sessions[1])],
+            landing: [left.endpoint().landing(), right.endpoint().landing()],
             weather: [left, right].map(|side| side.link().beneath().impaired_counters()),
             outcome: self.outcome.unwrap_or(Outcome::Wrong("it never ended".into())),
             took: self.network.now(),

@@ -66,7 +66,7 @@ fn text(args: &SimulateArgs, report: &Report) -> String {
 
 fn object(report: &Report) -> Value {
     let side = |index: usize| {
-        let (stats, weather) = (report.sides[index], report.weather[index]);
+        let (stats, weather, landing) = (report.sides[index], report.weather[index], report.landing[index]);
         json!({
             "packets_sent": stats.packets_sent,
             "packets_again": stats.packets_again,
@@ -77,6 +77,12 @@ fn object(report: &Report) -> Value {
             "packets_received": stats.packets_received,
             "replayed": stats.replayed,
             "forged": stats.forged,
+            "landing_hits": landing.hits,
+            "landing_seen": landing.seen,
+            "landing_copied": landing.copied,
+            "landing_misses": landing.misses,
+            "landing_looks": landing.looks,
+            "landing_moved_bytes": landing.moved_bytes,
             "network_lost": weather.lost,
             "network_partitioned": weather.partitioned,
             "network_corrupted": weather.corrupted,

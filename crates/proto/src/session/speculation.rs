@@ -23,6 +23,22 @@ pub struct Guess<'a> {
     pub place: &'a mut [u8],
 }
 
+impl Guess<'_> {
+    /// Puts a batch where a kernel would put it; its heads. What does not fit is left out.
+    pub fn receive(&mut self, batch: &[u8]) -> Vec<u8> {
+        let (mut heads, mut rest, mut at, mut head) = (Vec::new(), batch, 0, self.first_head);
+        while at < self.place.len() && !rest.is_empty() {
+            let (begin, later) = rest.split_at(rest.len().min(head));
+            heads.extend_from_slice(begin);
+            let room = (self.packet - head).min(self.place.len() - at);
+            let (piece, later) = later.split_at(later.len().min(room));
+            self.place[at..at + piece.len()].copy_from_slice(piece);
+            (rest, at, head) = (later, at + room, Header::BYTES);
+        }
+        heads
+    }
+}
+
 /// What has become of payloads, counted in packets of messages that have more than one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LandingStats {
@@ -151,14 +167,14 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Where the next packets of a VI are expected, as they have come so far. `ahead` packets are passed over:
     /// none, or what is expected is wrong on purpose.
-    pub(crate) fn guess(&mut self, vi: u32, ahead: usize) -> Option<Guess<'_>> {
+    pub fn guess(&mut self, vi: u32, ahead: usize) -> Option<Guess<'_>> {
         let guessed = self.guess_next(vi, ahead)?;
         self.act_on(guessed)
     }
 
     /// Where the packets are expected of which the first begins with `head`, which is not verified; and whether that
     /// was to be expected.
-    pub(crate) fn guess_after_look(&mut self, header: &Header, head: &[u8]) -> (Option<Guess<'_>>, bool) {
+    pub fn guess_after_look(&mut self, header: &Header, head: &[u8]) -> (Option<Guess<'_>>, bool) {
         let expected = self.guess_next(header.vi, 0);
         let Some(guessed) = self.guess_for(header, head) else { return (None, false) };
         let same =
@@ -279,7 +295,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     /// The place of the last guess, if it is still one.
-    pub(crate) fn guessed_place(&mut self) -> Option<&mut [u8]> {
+    pub fn guessed_place(&mut self) -> Option<&mut [u8]> {
         let guessed = self.guessed?;
         place_of(self.vis.get_mut(&guessed.vi)?, &guessed)
     }
@@ -287,7 +303,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// Packets of `bytes` in all have come, with their heads in `heads` and their payloads in the place of the last
     /// guess, as far as those go: how many of them are where they belong, counted from the first. Nothing has
     /// changed for the others.
-    pub(crate) fn take_landed(&mut self, now: Duration, heads: &[u8], bytes: usize, looked: bool) -> usize {
+    pub fn take_landed(&mut self, now: Duration, heads: &[u8], bytes: usize, looked: bool) -> usize {
         let Some(guessed) = self.guessed.filter(|_| self.ended().is_none()) else { return 0 };
         self.take_ack_left();
         let mut taken = 0;
@@ -402,7 +418,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     /// Packets of the last guess were not where they belong, and were moved.
-    pub(crate) fn note_missed(&mut self, packets: usize, bytes: usize) {
+    pub fn note_missed(&mut self, packets: usize, bytes: usize) {
         let state = self.guessed.and_then(|guessed| self.vis.get_mut(&guessed.vi));
         if let Some(state) = state {
             state.landing.misses += packets as u64;

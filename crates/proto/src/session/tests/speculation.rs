@@ -36,8 +36,8 @@ impl World {
             _ => (side.guess(last_vi, 0), false),
         };
         let mut taken = 0;
-        if let Some(Guess { first_head, packet, place }) = guess {
-            let heads = scatter(&bytes, first_head, packet, place);
+        if let Some(mut guess) = guess {
+            let (packet, heads) = (guess.packet, guess.receive(&bytes));
             let cut_right = if batch.len() == 1 { bytes.len() <= packet } else { batch[0].len() == packet };
             if cut_right {
                 taken = side.take_landed(now, &heads, bytes.len(), looked);
@@ -55,21 +55,6 @@ impl World {
             kernel.last_vi[to] = header.vi;
         }
     }
-}
-
-/// Writes a batch into a list; the heads.
-fn scatter(batch: &[u8], first_head: usize, packet: usize, place: &mut [u8]) -> Vec<u8> {
-    let (mut heads, mut rest, mut at, mut head) = (Vec::new(), batch, 0, first_head);
-    while at < place.len() {
-        let (begin, later) = rest.split_at(rest.len().min(head));
-        heads.extend_from_slice(begin);
-        heads.resize(heads.len() + head - begin.len(), 0xee);
-        let room = (packet - head).min(place.len() - at);
-        let (piece, later) = later.split_at(later.len().min(room));
-        place[at..at + piece.len()].copy_from_slice(piece);
-        (rest, at, head) = (later, at + room, Header::BYTES);
-    }
-    heads
 }
 
 /// What counts as received is what was sent, whatever landed where since.
@@ -136,9 +121,10 @@ fn half_there(second: impl Fn(&mut Vec<u8>)) -> (World, Vec<u8>, usize) {
     to.handle_packet(Duration::ZERO, first).unwrap();
     let mut last = last.to_vec();
     second(&mut last);
-    let Guess { first_head, packet, place } = to.guess(1, 0).expect("a message goes on");
-    assert_eq!((first_head, packet, place.len()), (Header::BYTES, segment, 1000 - (segment - Header::BYTES - 8)));
-    let heads = scatter(&last, first_head, packet, place);
+    let mut guess = to.guess(1, 0).expect("a message goes on");
+    let there = (guess.first_head, guess.packet, guess.place.len());
+    assert_eq!(there, (Header::BYTES, segment, 1000 - (segment - Header::BYTES - 8)));
+    let heads = guess.receive(&last);
     let taken = to.take_landed(Duration::ZERO, &heads, last.len(), false);
     (world, last, taken)
 }
