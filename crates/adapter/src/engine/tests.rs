@@ -7,6 +7,7 @@ use highwire_proto::{
 };
 use std::time::Instant;
 
+mod landing;
 mod paths;
 
 type Side = Engine<UdpLink, Vec<u8>, Vec<u8>>;
