@@ -282,7 +282,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         };
         let room = gap.len().min(target.reach(gap.start));
         // As much as one call brings.
-        let packets = (BATCH_BYTES / (Header::BYTES + segment)).max(1);
+        let packets = (BATCH_BYTES / (Header::BYTES + segment)).clamp(1, BATCH_PACKETS);
         let most = (packets * segment).checked_sub(preface)?;
         let bytes = match room {
             _ if room >= most => most,
@@ -438,8 +438,9 @@ fn place_of<'a, S, T: Sink>(state: &'a mut ViState<S, T>, guessed: &Guessed) -> 
     place.target.as_mut()?.piece(guessed.offset..guessed.offset + guessed.bytes)
 }
 
-/// Bytes of a batch, at most.
+/// What a kernel puts together, at most.
 const BATCH_BYTES: usize = 65_535;
+const BATCH_PACKETS: usize = 64;
 /// For less a list is not worth making.
 const SEGMENT_BYTES_LEAST: usize = 256;
 /// Messages of a VI that may arrive before an earlier one is complete.
