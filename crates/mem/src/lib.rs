@@ -31,6 +31,8 @@ mod extents;
 #[cfg(not(loom))]
 mod fork;
 #[cfg(not(loom))]
+mod granted;
+#[cfg(not(loom))]
 mod peer_bytes;
 #[cfg(not(loom))]
 mod pool;
@@ -61,6 +63,7 @@ pub use {
     courier::{Courier, CourierError, CourierListener, Credentials, deadline},
     extents::Extents,
     fork::Process,
+    granted::{Granted, Window},
     peer_bytes::PeerBytes,
     pool::{Pool, PoolError},
     region::{

@@ -13,7 +13,7 @@
 //!
 //! The locks are held for a push or a pop.
 
-use crate::{Buffer, Frozen, SharedBuffer};
+use crate::{Buffer, Frozen, Granted, SharedBuffer, Tag, Window};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -58,6 +58,10 @@ pub enum Parcel {
     Segments(Box<[Segment]>),
     /// Memory of the adapter's own: bytes that were copied in, or a place that takes what it needs.
     Bytes(Vec<u8>),
+    /// Granted memory that a peer reads or writes. The adapter's own too: no VI posts or is given it.
+    Window(Box<Window>),
+    /// A payload that is in remote memory by now: only the news of it goes. The adapter's own as well.
+    Written(Box<Parcel>),
 }
 
 /// What a VI wants done.
@@ -69,6 +73,10 @@ pub enum Work {
     Receive(Place),
     /// Fill this with the message that comes under a payload token.
     Expect(u64, Place),
+    /// Write remote memory.
+    Write(Errand),
+    /// Read remote memory.
+    Read(Errand),
 }
 
 /// A message to be sent.
@@ -82,7 +90,26 @@ pub struct Dispatch {
     pub immediate: u32,
     /// Where the receiver is to put it, if not in its next receive.
     pub payload_token: Option<u64>,
+    /// It leaves when so many writes and reads of this line are done: those that were posted before it.
+    pub after: u64,
     /// The payload.
+    pub parcel: Parcel,
+}
+
+/// What is to be done with memory that the peer granted.
+#[derive(Debug)]
+pub struct Errand {
+    /// The descriptor's token.
+    pub token: u64,
+    /// The region, by its owner's number.
+    pub handle: u32,
+    /// The tag in its key.
+    pub tag: Tag,
+    /// Where in the region.
+    pub offset: u64,
+    /// For a write: tell the peer when it is done, with this immediate data. It takes a receive.
+    pub immediate: Option<u32>,
+    /// What is written, or the place for what is read.
     pub parcel: Parcel,
 }
 
@@ -104,9 +131,22 @@ pub enum Side {
     Received,
 }
 
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// A message went or came.
+    Message,
+    /// Remote memory was written.
+    Write,
+    /// Remote memory was read.
+    Read,
+}
+
 /// A piece of work that is done, or has failed.
 #[derive(Debug)]
 pub struct Done {
+    /// What it was.
+    pub deed: Deed,
     /// The descriptor's token.
     pub token: u64,
     /// Whether it was.
@@ -143,6 +183,39 @@ pub enum Fault {
         /// Bytes of the place.
         place: u64,
     },
+    /// A write or a read of remote memory was refused. The line goes on.
+    Denied(Denial),
+}
+
+/// Why remote memory was not written or read, as its owner's adapter says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// The owner has not granted the region on this VI, or no longer does.
+    #[error("the region is not granted on this VI, or was withdrawn; ask its owner for a key")]
+    NotGranted,
+    /// The key's tag is not the region's.
+    #[error("the tag in the key is not the region's; use the key as its owner made it")]
+    WrongTag,
+    /// The range is not inside the region.
+    #[error("the range ends at {end}, outside the remote region of {bytes} bytes")]
+    OutOfRange {
+        /// Where the range ends.
+        end: u64,
+        /// Bytes of the region.
+        bytes: u64,
+    },
+    /// The region may only be read.
+    #[error("the remote region may only be read; its owner must export it for writing")]
+    ReadOnly,
+    /// The owner withdrew the region while it was written.
+    #[error("the region was withdrawn while it was written; some of the bytes may have landed")]
+    Withdrawn,
+    /// There is no room for the request.
+    #[error("there is no room for the request at one of both sides; take completions, then post it again")]
+    Busy,
+    /// As many bytes moved as were not asked for.
+    #[error("another length moved than was asked for: the peer does not keep to the protocol")]
+    Mismatch,
 }
 
 /// One VI's end of the way to another host.
@@ -211,9 +284,11 @@ impl Line {
         lock(&self.queue(side).done).len()
     }
 
-    /// Why the first of those failed that are done and not taken, if one did.
+    /// Why the first of those failed that are done and not taken, if one did. What the owner of memory refused
+    /// is answered, as far as this goes.
     pub fn failed(&self, side: Side) -> Option<Fault> {
-        lock(&self.queue(side).done).iter().find_map(|done| done.status.err())
+        let failed = |done: &Done| done.status.err().filter(|fault| !matches!(fault, Fault::Denied(_)));
+        lock(&self.queue(side).done).iter().find_map(failed)
     }
 
     /// Why it is over, if it is. Everything that was posted has come back then.
@@ -308,7 +383,7 @@ impl Landings {
 
 /// Who carries a line's work to the network and back.
 pub trait Carrier: Debug + Send + Sync {
-    /// Takes work of this line, in order. A message to be sent is urgent, a place for one is not.
+    /// Takes work of this line, in order. A place for a message is not urgent, all else is.
     fn post(&self, line: &Line, work: Work);
 
     /// Somebody looks for completions. Where the application's own thread does the carrying, now is the
@@ -335,6 +410,13 @@ pub trait Carrier: Debug + Send + Sync {
 
     /// What has become of the payloads that came for this line; for all lines that one look serves, with `all`.
     fn landings(&self, all: bool) -> Landings;
+
+    /// Lets the peer at this memory, through this line alone, until it is withdrawn or the line is closed.
+    /// `Err` tells how many regions a line can grant, which it does.
+    fn grant(&self, memory: Granted) -> Result<(), usize>;
+
+    /// Takes that back: nothing lands in the memory afterwards. False if it was not granted.
+    fn withdraw(&self, handle: u32) -> bool;
 
     /// The VI is gone, and has not taken the completions of so many messages. If some of those are not even done,
     /// the peer is told that the VI was aborted.
