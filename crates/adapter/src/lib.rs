@@ -17,6 +17,7 @@ mod key_file;
 mod load;
 mod note;
 mod port;
+mod remote;
 mod simulation;
 mod switchboard;
 mod udp;

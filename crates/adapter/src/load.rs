@@ -21,29 +21,28 @@ impl Load {
 
 impl Source for Load {
     fn total(&self) -> usize {
-        match &self.parcel {
-            Parcel::Empty => 0,
-            Parcel::Buffer(buffer) => buffer.len(),
-            Parcel::Segments(segments) => segments.iter().map(|segment| segment.bytes().len()).sum(),
-            Parcel::Bytes(bytes) => bytes.len(),
-        }
+        self.parcel.len()
     }
 
     fn piece(&self, range: Range<usize>) -> Option<&[u8]> {
         match &self.parcel {
-            Parcel::Empty => None,
+            Parcel::Empty | Parcel::Written(_) => None,
             Parcel::Buffer(buffer) => buffer.get(range),
             Parcel::Segments(segments) => {
                 let (index, at) = find(segments, range.start)?;
                 segments[index].bytes().get(at..at + range.len())
             }
             Parcel::Bytes(bytes) => bytes.get(range),
+            Parcel::Window(window) => window.slice(range),
         }
     }
 
     fn append(&self, range: Range<usize>, to: &mut Vec<u8>) {
         if let Some(piece) = self.piece(range.clone()) {
             return to.extend_from_slice(piece);
+        }
+        if let Parcel::Window(window) = &self.parcel {
+            return window.append(range, to);
         }
         let Parcel::Segments(segments) = &self.parcel else { return };
         let Some((index, mut at)) = find(segments, range.start) else { return };
@@ -83,7 +82,8 @@ impl Sink for Load {
 
     fn piece(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.parcel {
-            Parcel::Empty => None,
+            // In granted memory nothing lands before it is known to be authentic; and no slice is made of it.
+            Parcel::Empty | Parcel::Window(_) | Parcel::Written(_) => None,
             Parcel::Buffer(buffer) => buffer.get_mut(range),
             Parcel::Segments(segments) => {
                 let (index, at) = find(segments, range.start)?;
@@ -99,6 +99,9 @@ impl Sink for Load {
             && place.len() < at + bytes.len()
         {
             grow(place, at + bytes.len());
+        }
+        if let Parcel::Window(window) = &self.parcel {
+            return window.write(at, bytes);
         }
         let (mut at, mut bytes) = (at, bytes);
         while !bytes.is_empty() {

@@ -12,6 +12,7 @@
 //! ```
 
 use crate::switchboard::{Found, Key, Standing, Switchboard};
+use highwire_mem::Granted;
 use highwire_mem::work::{Carrier, Dispatch, Done, Landings, Line, Place, Terms, WireError, Work};
 use highwire_proto::{ConnectError, Keys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -367,6 +368,13 @@ impl Port {
     fn post_by_caller(&self, line: &Line, key: Key, work: Work) {
         match (self.try_board(), work) {
             (Some(board), Work::Send(dispatch)) => self.send_by_caller(board, key, dispatch),
+            (Some(mut board), work @ (Work::Write(_) | Work::Read(_))) => {
+                self.take_pending(&mut board);
+                let quiet = board.post(key, work);
+                self.send_or_gather(&mut board, quiet);
+                self.note_turn();
+                self.finish(board);
+            }
             (Some(mut board), work) => {
                 self.take_pending(&mut board);
                 board.post(key, work);
@@ -675,6 +683,18 @@ impl Carrier for Carriage {
 
     fn landings(&self, all: bool) -> Landings {
         self.port.board().landings((!all).then_some(self.key))
+    }
+
+    fn grant(&self, memory: Granted) -> Result<(), usize> {
+        self.port.board().grant(self.key, memory)
+    }
+
+    fn withdraw(&self, handle: u32) -> bool {
+        let mut board = self.port.board();
+        let withdrawn = board.withdraw(self.key, handle);
+        board.send(self.port.now());
+        self.port.finish(board);
+        withdrawn
     }
 
     fn close(&self, outstanding: usize) {

@@ -6,8 +6,10 @@
 use crate::engine::Engine;
 use crate::load::Load;
 use crate::note::{FIRST_VI, NOTES, NOTES_MAX, Note, Refusal};
+use crate::remote::{Ends, Finished, PAYLOADS, Remote};
 use highwire_link::{Burst, Inbox, Link, LinkCounters, ReceiveError, SendError};
-use highwire_mem::work::{Dispatch, Done, Fault, Landings, Line, Parcel, Place, Side, WireError, Work};
+use highwire_mem::Granted;
+use highwire_mem::work::{Deed, Dispatch, Done, Errand, Fault, Landings, Line, Parcel, Place, Side, WireError, Work};
 use highwire_proto::{
     Assurance, ConnectError, Ending, EndpointEvent, Event, Incoming, LandingStats, Outgoing, Session,
 };
@@ -57,8 +59,10 @@ struct Circuit {
     remote: u32,
     /// Work that was taken from the line just now.
     posted: VecDeque<Work>,
-    /// Work that the session has no room for yet: sends, receives, expected places.
+    /// Work that the session has no room for yet: sends, receives, expected places. Sends wait too for remote
+    /// memory that is to be written or read before.
     waiting: [VecDeque<Work>; 3],
+    memory: Remote,
     /// Why it is being closed.
     fault: Fault,
 }
@@ -73,6 +77,10 @@ struct Party {
     closing: bool,
     next_vi: u32,
     circuits: BTreeMap<u32, Circuit>,
+    /// Notes that were posted and have not arrived.
+    notes: usize,
+    /// VIs whose notes wait for those.
+    unsaid: VecDeque<u32>,
     /// Over; until then it answers a peer who repeats its last word.
     over: Option<Duration>,
 }
@@ -293,7 +301,7 @@ impl Switchboard {
     /// is dropped with it.
     pub(crate) fn close(&mut self, key: Key, outstanding: usize) {
         let Some(party) = self.parties.get_mut(&key.session) else { return };
-        let Some(circuit) = party.circuits.remove(&key.vi) else { return };
+        let Some(mut circuit) = party.circuits.remove(&key.vi) else { return };
         let aborted = outstanding > circuit.line.done_count(Side::Sent);
         party.closing = party.ours && party.circuits.is_empty();
         let last = party.closing;
@@ -304,6 +312,9 @@ impl Switchboard {
         }
         if let Some(session) = self.engine.endpoint().session(key.session) {
             session.close_vi(key.vi);
+            if circuit.memory.take_open() {
+                session.close_vi(key.vi | PAYLOADS);
+            }
             if last {
                 session.close();
             }
@@ -316,7 +327,7 @@ impl Switchboard {
     pub(crate) fn post(&mut self, key: Key, work: Work) -> bool {
         // A line that is closed posts nothing.
         let Some(circuit) = circuit_of(&mut self.parties, key.session, key.vi) else { return true };
-        if circuit.is_waiting() {
+        if circuit.is_waiting() || matches!(work, Work::Write(_) | Work::Read(_)) {
             // There may be room for what waits, which goes first.
             circuit.line.post(work);
             self.take_work(key);
@@ -368,6 +379,22 @@ impl Switchboard {
         if circuit.line.has_done(Side::Sent) || circuit.line.has_done(Side::Received) {
             self.news.push(circuit.line.clone());
         }
+        self.say(key);
+    }
+
+    /// Lets the peer of a line at this memory; `Err` tells the limit.
+    pub(crate) fn grant(&mut self, key: Key, memory: Granted) -> Result<(), usize> {
+        // A line that is closed grants nothing, and its end is told.
+        self.circuit_mut(key.session, key.vi).map_or(Ok(()), |circuit| circuit.memory.grant(memory))
+    }
+
+    /// Takes that back: nothing lands in the memory afterwards. False if it was not granted.
+    pub(crate) fn withdraw(&mut self, key: Key, handle: u32) -> bool {
+        let Some(circuit) = circuit_of(&mut self.parties, key.session, key.vi) else { return false };
+        let ends = circuit.ends(key.vi);
+        let withdrawn = circuit.memory.withdraw(self.engine.endpoint().session(key.session), ends, handle);
+        self.say(key);
+        withdrawn
     }
 
     /// What has become of the payloads that came for a line, or for all of them.
@@ -487,14 +514,25 @@ impl Switchboard {
                     self.take_note(number, note);
                 }
             }
-            Event::Sent { vi: NOTES, .. } | Event::Received { vi: NOTES, .. } | Event::Ended(_) => {}
+            Event::Sent { vi: NOTES, .. } => self.say_more(number),
+            Event::Received { vi: NOTES, .. } | Event::Ended(_) => {}
+            Event::Sent { vi, token, payload, status } if vi & PAYLOADS != 0 => {
+                self.with_memory(number, vi & !PAYLOADS, |circuit, _| {
+                    let status = status.map_err(|ending| fault(ending, circuit.fault));
+                    circuit.memory.note_sent(token, payload, status);
+                });
+            }
+            Event::Received { vi, token, target, length, status, .. } if vi & PAYLOADS != 0 => {
+                self.with_memory(number, vi & !PAYLOADS, |circuit, ends| {
+                    let status = status.map_err(|ending| fault(ending, circuit.fault));
+                    circuit.memory.note_received(ends, token, target, length, status);
+                });
+            }
             Event::Sent { vi, token, payload, status } => self.complete(number, vi, Side::Sent, |closed| {
                 let status = status.map_err(|ending| fault(ending, closed));
-                let length = match (&status, &payload) {
-                    (Ok(()), Some(load)) => highwire_proto::Source::total(load),
-                    _ => 0,
-                };
-                Done { length, ..done(token, status, parcel_of(payload)) }
+                let done = done(token, status, parcel_of(payload));
+                let length = if done.status.is_ok() { done.parcel.len() } else { 0 };
+                Done { length, ..done }
             }),
             Event::Received { vi, token, target, length, immediate, control, payload_token, status } => {
                 self.complete(number, vi, Side::Received, |closed| {
@@ -529,7 +567,41 @@ impl Switchboard {
             && let Some(session) = self.engine.endpoint().session(number).filter(|session| session.ended().is_none())
         {
             circuit.hand_on(session, vi, self.message_bytes_max);
+            self.say(Key { session: number, vi });
         }
+    }
+
+    /// Something happened to the remote memory of a VI: what is done is told, and more may begin.
+    fn with_memory(&mut self, number: u32, vi: u32, note: impl FnOnce(&mut Circuit, Ends)) {
+        let Some(circuit) = circuit_of(&mut self.parties, number, vi) else { return };
+        note(circuit, circuit.ends(vi));
+        match self.engine.endpoint().session(number).filter(|session| session.ended().is_none()) {
+            Some(session) => circuit.hand_on(session, vi, self.message_bytes_max),
+            None => {
+                circuit.settle();
+            }
+        }
+        if circuit.line.has_done(Side::Sent) && self.news.last().is_none_or(|last| !Arc::ptr_eq(last, &circuit.line)) {
+            self.news.push(circuit.line.clone());
+        }
+        self.say(Key { session: number, vi });
+    }
+
+    /// A note about the remote memory of a VI, on a session that is there.
+    fn take_memory_note(
+        &mut self,
+        number: u32,
+        vi: u32,
+        take: impl FnOnce(&mut Remote, &mut Session<Load, Load>, Ends),
+    ) {
+        let connected = |circuit: &&mut Circuit| circuit.standing == Standing::Connected;
+        let Some(circuit) = circuit_of(&mut self.parties, number, vi).filter(connected) else { return };
+        let ends = circuit.ends(vi);
+        let Some(session) = self.engine.endpoint().session(number).filter(|session| session.ended().is_none()) else {
+            return;
+        };
+        take(&mut circuit.memory, session, ends);
+        self.with_memory(number, vi, |_, _| {});
     }
 
     fn take_note(&mut self, number: u32, note: Note) {
@@ -567,6 +639,26 @@ impl Switchboard {
             Note::Refused { to, reason } => self.fail(number, to, reason),
             Note::Closed { to, aborted } => self.close_by_peer(number, to, aborted),
             Note::Withdrawn { vi } => self.callers.retain(|caller| (caller.session, caller.vi) != (number, vi)),
+            // Nobody who connects or accepts waits for these.
+            Note::Request { to, request } => {
+                let limit = self.message_bytes_max;
+                return self.take_memory_note(number, to, |memory, session, ends| {
+                    memory.serve(session, ends, limit, request);
+                });
+            }
+            Note::Go { to, id, token } => {
+                return self.take_memory_note(number, to, |memory, session, ends| {
+                    memory.take_go(session, ends, id, token);
+                });
+            }
+            Note::Written { to, id } => {
+                return self.take_memory_note(number, to, |memory, _, _| memory.take_written(id));
+            }
+            Note::Denied { to, id, verdict } => {
+                return self.take_memory_note(number, to, |memory, session, ends| {
+                    memory.take_denied(session, ends, id, verdict);
+                });
+            }
         }
         self.changed = true;
     }
@@ -587,8 +679,13 @@ impl Switchboard {
         circuit.fault = fault;
         // What the session has comes back first: it was posted before what waits.
         let waiting = std::mem::take(&mut circuit.waiting);
+        circuit.memory.fail(fault);
+        let is_open = circuit.memory.take_open();
         if let Some(session) = self.engine.endpoint().session(number) {
             session.close_vi(vi);
+            if is_open {
+                session.close_vi(vi | PAYLOADS);
+            }
         }
         self.flush_events(number);
         let Some(circuit) = self.circuit_mut(number, vi) else { return };
@@ -612,11 +709,47 @@ impl Switchboard {
         }
     }
 
-    fn tell(&mut self, session: u32, note: Note) {
-        let Some(session) = self.engine.endpoint().session(session) else { return };
+    fn tell(&mut self, number: u32, note: Note) {
+        let Some(session) = self.engine.endpoint().session(number) else { return };
         let message = Outgoing { token: 0, control: note.encode(), immediate: 0, payload_token: None, payload: None };
         // A session that is over needs no notes.
-        let _ = session.post_send(NOTES, message);
+        if session.post_send(NOTES, message).is_ok()
+            && let Some(party) = self.parties.get_mut(&number)
+        {
+            party.notes += 1;
+        }
+    }
+
+    /// Tells what there is to tell about the remote memory of a VI, or lets it wait while much is untold: notes
+    /// that open and close VIs are not to wait for it.
+    fn say(&mut self, key: Key) {
+        let Some(party) = self.parties.get_mut(&key.session) else { return };
+        let Some(circuit) = party.circuits.get_mut(&key.vi) else { return };
+        if circuit.memory.outbox.is_empty() {
+            return;
+        }
+        if party.notes >= NOTES_AHEAD {
+            if !party.unsaid.contains(&key.vi) {
+                party.unsaid.push_back(key.vi);
+            }
+            return;
+        }
+        // A VI has few.
+        for note in std::mem::take(&mut circuit.memory.outbox) {
+            self.tell(key.session, note);
+        }
+    }
+
+    /// A note has arrived: another may be told.
+    fn say_more(&mut self, number: u32) {
+        let Some(party) = self.parties.get_mut(&number) else { return };
+        party.notes = party.notes.saturating_sub(1);
+        while let Some(party) = self.parties.get_mut(&number)
+            && party.notes < NOTES_AHEAD
+            && let Some(vi) = party.unsaid.pop_front()
+        {
+            self.say(Key { session: number, vi });
+        }
     }
 
     fn circuit(&self, key: Key) -> Option<&Circuit> {
@@ -680,7 +813,17 @@ impl Link for Cut {
 impl Party {
     fn new(peer: SocketAddr, ours: bool) -> Party {
         let circuits = BTreeMap::new();
-        Party { peer, ours, established: false, closing: false, next_vi: FIRST_VI, circuits, over: None }
+        Party {
+            peer,
+            ours,
+            established: false,
+            closing: false,
+            next_vi: FIRST_VI,
+            circuits,
+            notes: 0,
+            unsaid: VecDeque::new(),
+            over: None,
+        }
     }
 
     fn is_open_to(&self, to: SocketAddr) -> bool {
@@ -703,39 +846,73 @@ impl Circuit {
             remote: 0,
             posted: VecDeque::new(),
             waiting: Default::default(),
+            memory: Remote::default(),
             fault: Fault::Closed,
         }
+    }
+
+    fn ends(&self, local: u32) -> Ends {
+        Ends { local, remote: self.remote }
     }
 
     /// Hands on what the session has room for. Sends, receives and expected places do not wait for each
     /// other: two peers who send much before they receive would wait for ever.
     fn hand_on(&mut self, session: &mut Session<Load, Load>, vi: u32, limit: usize) {
-        for lane in &mut self.waiting {
-            while let Some(work) = lane.pop_front() {
-                match offer(session, vi, limit, work) {
-                    Ok(()) => {}
-                    Err((work, true)) => {
-                        lane.push_front(work);
-                        break;
-                    }
-                    Err((work, false)) => {
-                        lane.push_front(work);
-                        return self.give_back();
-                    }
+        loop {
+            if !self.hand_on_waiting(session, vi, limit) {
+                return self.give_back();
+            }
+            while let Some(work) = self.posted.pop_front() {
+                if !self.hand_on_one(session, vi, limit, work) {
+                    return;
                 }
             }
-        }
-        while let Some(work) = self.posted.pop_front() {
-            if !self.hand_on_one(session, vi, limit, work) {
+            self.memory.advance(session, self.ends(vi));
+            // Messages may have waited for what is done.
+            if !self.settle() {
                 return;
             }
         }
     }
 
+    /// Hands on what waits, as far as there is room. False if the session is over.
+    fn hand_on_waiting(&mut self, session: &mut Session<Load, Load>, vi: u32, limit: usize) -> bool {
+        for lane in &mut self.waiting {
+            while let Some(work) = lane.pop_front() {
+                if !may_leave(&work, &self.memory) {
+                    lane.push_front(work);
+                    break;
+                }
+                match offer(session, vi, limit, work) {
+                    Ok(()) => {}
+                    Err((work, later)) => {
+                        lane.push_front(work);
+                        if !later {
+                            return false;
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        true
+    }
+
     /// Hands work on, or lets it wait behind its like. False if the session is over, and everything came back.
     fn hand_on_one(&mut self, session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -> bool {
+        let work = match work {
+            Work::Write(errand) => {
+                self.memory.post(Deed::Write, errand);
+                return true;
+            }
+            Work::Read(errand) => {
+                self.memory.post(Deed::Read, errand);
+                return true;
+            }
+            work => work,
+        };
         let lane = &mut self.waiting[lane(&work)];
-        if !lane.is_empty() {
+        if !lane.is_empty() || !may_leave(&work, &self.memory) {
             lane.push_back(work);
             return true;
         }
@@ -752,28 +929,64 @@ impl Circuit {
     }
 
     fn is_waiting(&self) -> bool {
-        self.waiting.iter().any(|lane| !lane.is_empty())
+        self.memory.is_busy() || self.waiting.iter().any(|lane| !lane.is_empty())
+    }
+
+    /// Hands out writes and reads that are done; true if there were some. A write that is to be told of becomes a
+    /// message, in its turn.
+    fn settle(&mut self) -> bool {
+        let mut any = false;
+        while let Some(finished) = self.memory.poll_done() {
+            any = true;
+            let Finished { deed, errand, length, status, sequence } = finished;
+            let Errand { token, immediate, parcel, .. } = errand;
+            match immediate {
+                Some(immediate) if status.is_ok() => {
+                    let lane = &mut self.waiting[SENDS];
+                    let at = lane.partition_point(|work| !matches!(work, Work::Send(send) if send.after > sequence));
+                    let (control, parcel) = (Vec::new(), Parcel::Written(Box::new(parcel)));
+                    let news = Dispatch { token, control, immediate, payload_token: None, after: sequence, parcel };
+                    lane.insert(at, Work::Send(news));
+                }
+                _ => {
+                    let done = Done { deed, length, ..done(token, status, parcel) };
+                    self.line.complete(Side::Sent, done);
+                }
+            }
+        }
+        any
     }
 
     /// Everything that the session never saw comes back.
     fn give_back(&mut self) {
+        self.memory.fail(self.fault);
+        self.settle();
         let waiting = self.waiting.iter_mut().flat_map(|lane| lane.drain(..));
         for work in waiting.chain(self.posted.drain(..)) {
-            let (side, token, parcel) = match work {
-                Work::Send(Dispatch { token, parcel, .. }) => (Side::Sent, token, parcel),
+            let (side, deed, token, parcel) = match work {
+                Work::Send(Dispatch { token, parcel, .. }) => (Side::Sent, Deed::Message, token, parcel),
                 Work::Receive(Place { token, parcel }) | Work::Expect(_, Place { token, parcel }) => {
-                    (Side::Received, token, parcel)
+                    (Side::Received, Deed::Message, token, parcel)
                 }
+                Work::Write(Errand { token, parcel, .. }) => (Side::Sent, Deed::Write, token, parcel),
+                Work::Read(Errand { token, parcel, .. }) => (Side::Sent, Deed::Read, token, parcel),
             };
-            self.line.complete(side, done(token, Err(self.fault), parcel));
+            let done = done(token, Err(self.fault), parcel);
+            let deed = if deed == Deed::Message { done.deed } else { deed };
+            self.line.complete(side, Done { deed, ..done });
         }
     }
+}
+
+/// Whether remote memory was written and read as it should be before this message.
+fn may_leave(work: &Work, memory: &Remote) -> bool {
+    !matches!(work, Work::Send(dispatch) if !memory.is_past(dispatch.after))
 }
 
 /// Where work waits.
 fn lane(work: &Work) -> usize {
     match work {
-        Work::Send(_) => 0,
+        Work::Send(_) | Work::Write(_) | Work::Read(_) => SENDS,
         Work::Receive(_) => 1,
         Work::Expect(..) => EXPECTED,
     }
@@ -794,6 +1007,8 @@ fn offer(session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -
             let posted = session.expect(vi, payload_token, Incoming { token, target: load(parcel, limit) });
             posted.map_err(|(refusal, place)| (refusal, Work::Expect(payload_token, unload(place))))
         }
+        // A circuit keeps them.
+        Work::Write(_) | Work::Read(_) => Ok(()),
     };
     refused.map_err(|(refusal, work)| {
         let later = matches!(refusal, highwire_proto::Refusal::Full { .. } | highwire_proto::Refusal::TokenInUse(_));
@@ -802,17 +1017,23 @@ fn offer(session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -
 }
 
 fn done(token: u64, status: Result<(), Fault>, parcel: Parcel) -> Done {
-    Done { token, status, length: 0, immediate: 0, control: Vec::new(), payload_token: None, parcel }
+    // The news of a write stands for the write.
+    let (deed, parcel) = match parcel {
+        Parcel::Written(parcel) => (Deed::Write, *parcel),
+        parcel => (Deed::Message, parcel),
+    };
+    Done { deed, token, status, length: 0, immediate: 0, control: Vec::new(), payload_token: None, parcel }
 }
 
 fn outgoing(dispatch: Dispatch, limit: usize) -> Outgoing<Load> {
-    let Dispatch { token, control, immediate, payload_token, parcel } = dispatch;
+    let Dispatch { token, control, immediate, payload_token, after: _, parcel } = dispatch;
     Outgoing { token, control, immediate, payload_token, payload: load(parcel, limit) }
 }
 
 fn dispatch_of(message: Outgoing<Load>) -> Dispatch {
     let Outgoing { token, control, immediate, payload_token, payload } = message;
-    Dispatch { token, control, immediate, payload_token, parcel: parcel_of(payload) }
+    // Only what may leave is handed to a session.
+    Dispatch { token, control, immediate, payload_token, after: 0, parcel: parcel_of(payload) }
 }
 
 fn load(parcel: Parcel, limit: usize) -> Option<Load> {
@@ -848,8 +1069,12 @@ fn fault(ending: Ending, closed: Fault) -> Fault {
 
 /// How long a socket that is looked at rarely may be left alone.
 const EVERYWHERE: Duration = Duration::from_micros(100);
+/// Where messages wait.
+const SENDS: usize = 0;
 /// Where expected places wait.
 const EXPECTED: usize = 2;
+/// So many notes are under way or wait for the peer before those about remote memory wait here [W-83].
+const NOTES_AHEAD: usize = 256;
 /// A session that was heard so lately is used for another VI.
 const FRESH: Duration = Duration::from_secs(1);
 /// Callers that wait to be accepted, at most.

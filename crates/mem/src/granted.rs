@@ -165,8 +165,7 @@ mod tests {
         let exported = Exported::create(10_000, Tag(3)).unwrap();
         exported.memory().copy_in(0, &buffer);
         let registered = Granted::registered(&region).unwrap();
-        let all =
-            [registered.clone(), Granted::frozen(&freezable.freeze().unwrap()), Granted::exported(&exported)];
+        let all = [registered.clone(), Granted::frozen(&freezable.freeze().unwrap()), Granted::exported(&exported)];
         for granted in &all {
             assert_eq!((granted.tag(), granted.len(), granted.is_empty()), (Tag(3), 10_000, false));
             let window = granted.window(9_000, 1_000).unwrap();

@@ -64,6 +64,24 @@ pub enum Parcel {
     Written(Box<Parcel>),
 }
 
+impl Parcel {
+    /// Bytes that go, or that there is room for. A place that takes what it needs has what it took.
+    pub fn len(&self) -> usize {
+        match self {
+            Parcel::Empty | Parcel::Written(_) => 0,
+            Parcel::Buffer(buffer) => buffer.len(),
+            Parcel::Segments(segments) => segments.iter().map(|segment| segment.bytes().len()).sum(),
+            Parcel::Bytes(bytes) => bytes.len(),
+            Parcel::Window(window) => window.len(),
+        }
+    }
+
+    /// True if that is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// What a VI wants done.
 #[derive(Debug)]
 pub enum Work {

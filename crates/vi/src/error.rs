@@ -1,6 +1,6 @@
 //! What can go wrong, one small enum for each operation, with the numbers in them.
 
-use highwire_mem::work::WireError;
+use highwire_mem::work::{Denial, WireError};
 use highwire_mem::{CourierError, KernelTooOld, Lie, RegionError, Tag};
 use std::io;
 use std::path::PathBuf;
@@ -321,9 +321,6 @@ pub enum PostError {
         /// The region in the key.
         region: u32,
     },
-    /// Memory of another host, which is not reached yet.
-    #[error("remote memory is reached between processes of one host only (shm:)")]
-    OtherHost,
     /// A payload token that is already expected.
     #[error("payload token {0} is already expected")]
     TokenInUse(u64),
@@ -384,6 +381,9 @@ pub enum Failure {
         /// Bytes of the buffer.
         buffer: u64,
     },
+    /// The owner of memory on another host did not let this side write or read it. The VI goes on.
+    #[error("{0}")]
+    Denied(Denial),
     /// The receive was revoked before anything landed.
     #[error("the expected payload was revoked")]
     Revoked,
@@ -432,10 +432,29 @@ pub enum GrantError {
         /// The limit in force.
         limit: usize,
     },
-    /// The peer is on another host, and cannot map it.
-    #[error("memory is granted between processes of one host only (shm:)")]
-    OtherHost,
+    /// The region could not be mapped once more, to be read for the peer.
+    #[error("{0}")]
+    Memory(String),
     /// The message did not get through.
     #[error("the region could not be sent: {0}")]
     Courier(String),
+}
+
+/// Why a grant was not withdrawn.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum WithdrawError {
+    /// The VI is no longer connected, and its grants ended with it.
+    #[error("the VI is not connected: {0}")]
+    NotConnected(Failure),
+    /// The region is not granted on this VI.
+    #[error("region {region} is not granted on this VI")]
+    NotGranted {
+        /// The region in the key.
+        region: u32,
+    },
+    /// The peer is a process of this host, and has the region mapped.
+    #[error(
+        "a process of this host keeps what it was granted, since it has it mapped; grant it a region that you can do without"
+    )]
+    Mapped,
 }

@@ -1,7 +1,7 @@
 //! The two halves of a VI, whichever path it takes.
 
 use crate::descriptor::{Completion, InPlace, Message, PayloadToken, RdmaRead, RdmaWrite, Receive};
-use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
+use crate::error::{Failure, GrantError, PostError, Refused, WaitError, WithdrawError};
 use crate::host::pulse_log::PulseRecord;
 use crate::host::recv::HostReceiver;
 use crate::host::remote::RemoteKey;
@@ -108,7 +108,13 @@ impl SendQueue {
         }
     }
 
-    /// Writes into memory that the peer exported.
+    /// Writes into memory that the peer exported. It is done when the bytes are there.
+    ///
+    /// What was posted before and after takes effect in that order: a message that is sent after a write arrives
+    /// after it, and a read of the same bytes finds what was written. Writes and reads do not wait for messages
+    /// that were posted before them. On another host the peer's adapter checks key and range, so that a refusal
+    /// comes with the completion ([`Failure::Denied`]); a write or a read is always reliable there, though the
+    /// VI may not be, and no longer than a message.
     pub fn rdma_write(&mut self, write: RdmaWrite) -> Result<(), Refused<RdmaWrite>> {
         match &mut self.0 {
             Sender::Host(tx) => tx.rdma_write(write),
@@ -124,11 +130,12 @@ impl SendQueue {
         }
     }
 
-    /// Lets the peer read a registered region.
+    /// Lets the peer read a registered region. A grant ends with the VI. To another host it holds for this VI
+    /// alone, and can be withdrawn before.
     pub fn grant(&self, region: &Region) -> Result<RemoteKey, GrantError> {
         match &self.0 {
             Sender::Host(tx) => tx.grant(region),
-            Sender::Wire(tx) => Err(tx.grant()),
+            Sender::Wire(tx) => tx.grant(region),
         }
     }
 
@@ -136,7 +143,7 @@ impl SendQueue {
     pub fn grant_exported(&self, region: &Exported) -> Result<RemoteKey, GrantError> {
         match &self.0 {
             Sender::Host(tx) => tx.grant_exported(region),
-            Sender::Wire(tx) => Err(tx.grant()),
+            Sender::Wire(tx) => tx.grant_exported(region),
         }
     }
 
@@ -144,7 +151,17 @@ impl SendQueue {
     pub fn grant_frozen(&self, region: &Frozen) -> Result<RemoteKey, GrantError> {
         match &self.0 {
             Sender::Host(tx) => tx.grant_frozen(region),
-            Sender::Wire(tx) => Err(tx.grant()),
+            Sender::Wire(tx) => tx.grant_frozen(region),
+        }
+    }
+
+    /// Takes back what was granted to a peer on another host. When this returns nothing further lands in the
+    /// memory: a write that is under way fails at the peer, and some of its bytes may have landed. Reads that the
+    /// peer asked for before may still be answered.
+    pub fn withdraw(&self, key: &RemoteKey) -> Result<(), WithdrawError> {
+        match &self.0 {
+            Sender::Host(_) => Err(WithdrawError::Mapped),
+            Sender::Wire(tx) => tx.withdraw(key),
         }
     }
 

@@ -49,7 +49,7 @@ pub use descriptor::{
 };
 pub use error::{
     AcceptError, AddressError, ConnectError, Failure, GrantError, ListenError, NicError, PostError, Refused,
-    RuntimeDirError, WaitError,
+    RuntimeDirError, WaitError, WithdrawError,
 };
 pub use halves::{RecvQueue, RecvStats, SendQueue, SendStats};
 pub use host::pulse_log::PulseRecord;
@@ -60,7 +60,7 @@ pub use nic::Nic;
 pub use queue::{Armed, CompletionQueue, Notify};
 pub use vi::{PeerId, State, Vi, ViId};
 
-pub use highwire_mem::work::{Landings, Segment, Wire, WireError};
+pub use highwire_mem::work::{Denial, Landings, Segment, Wire, WireError};
 pub use highwire_mem::{
     Buffer, CONTROL_BYTES_MAX, Credentials, Exported, Frozen, KernelTooOld, Lie, PeerBytes, Pool, PoolError, Region,
     RegionError, SharedBuffer, Tag,

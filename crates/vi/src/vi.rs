@@ -2,7 +2,7 @@
 
 use crate::config::ViOptions;
 use crate::descriptor::{Completion, Message, PayloadToken, RdmaRead, RdmaWrite, Receive};
-use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
+use crate::error::{Failure, GrantError, PostError, Refused, WaitError, WithdrawError};
 use crate::halves::{Receiver, RecvQueue, SendQueue, Sender};
 use crate::host::peer::Peer;
 use crate::host::recv::HostReceiver;
@@ -183,6 +183,11 @@ impl Vi {
     /// Lets the peer read a frozen region.
     pub fn grant_frozen(&self, region: &Frozen) -> Result<RemoteKey, GrantError> {
         self.tx.grant_frozen(region)
+    }
+
+    /// Takes back what was granted to a peer on another host: see [`SendQueue::withdraw`].
+    pub fn withdraw(&self, key: &RemoteKey) -> Result<(), WithdrawError> {
+        self.tx.withdraw(key)
     }
 
     /// The next completion of either half, if there is one. Does not wait.

@@ -5,14 +5,17 @@ use crate::config::{Reliability, ViOptions};
 use crate::descriptor::{
     Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Receive, Target,
 };
-use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
+use crate::error::{Failure, GrantError, PostError, Refused, WaitError, WithdrawError};
 use crate::halves::{RecvStats, SendStats};
+use crate::host::remote::RemoteKey;
 use crate::member::Member;
 use crate::nic::NicInner;
 use crate::spin::SpinRules;
 use crate::vi::ViId;
-use highwire_mem::work::{Carrier, Dispatch, Done, Fault, Line, Parcel, Place, Segment, Side, Terms, Work};
-use highwire_mem::{CONTROL_BYTES_MAX, Process, Tag, deadline};
+use highwire_mem::work::{
+    Carrier, Deed, Dispatch, Done, Errand, Fault, Line, Parcel, Place, Segment, Side, Terms, Work,
+};
+use highwire_mem::{CONTROL_BYTES_MAX, Exported, Frozen, Granted, Process, Region, Tag, deadline};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
@@ -62,6 +65,7 @@ impl Calling {
             message_bytes_max: nic.config.message_bytes_max.min(member.terms.message_bytes_max),
             copied: 0,
             spare: Vec::new(),
+            errands: 0,
             ended: None,
             stats: SendStats::default(),
         };
@@ -212,6 +216,8 @@ pub(crate) struct WireSender {
     copied: usize,
     /// Memory of copies that have come back, for the next.
     spare: Vec<Vec<u8>>,
+    /// Writes and reads of remote memory that were posted.
+    errands: u64,
     ended: Option<Failure>,
     stats: SendStats,
 }
@@ -259,12 +265,9 @@ impl WireSender {
         }
         let Message { token, control, immediate, payload, .. } = message;
         let payload_token = control.token().map(|token| token.0);
-        let parcel = match payload {
-            Payload::None | Payload::InPlace(_) => Parcel::Empty,
-            Payload::Buffer(buffer) => Parcel::Buffer(buffer),
-            Payload::Segments(segments) => Parcel::Segments(segments),
-        };
-        self.post(Dispatch { token, control: control.to_vec(), immediate, payload_token, parcel }, total);
+        let parcel = parcel(payload);
+        let (control, after) = (control.to_vec(), self.errands);
+        self.post(Dispatch { token, control, immediate, payload_token, after, parcel }, total);
         Ok(())
     }
 
@@ -286,7 +289,8 @@ impl WireSender {
         }
         self.copied += bytes.len();
         let parcel = if bytes.is_empty() { Parcel::Empty } else { Parcel::Bytes(self.copy(bytes)) };
-        let dispatch = Dispatch { token, control: Vec::new(), immediate: 0, payload_token: None, parcel };
+        let (control, after) = (Vec::new(), self.errands);
+        let dispatch = Dispatch { token, control, immediate: 0, payload_token: None, after, parcel };
         self.post(dispatch, bytes.len() as u64);
         Ok(())
     }
@@ -317,16 +321,93 @@ impl WireSender {
         self.member.carrier().post(&self.member.line, Work::Send(dispatch));
     }
 
+    /// Checks what can be known here; the owner's adapter checks the rest, and this again.
+    fn check_remote(&mut self, key: RemoteKey, offset: u64, bytes: u64) -> Result<(), PostError> {
+        self.check(bytes)?;
+        if key.tag != self.tag {
+            return Err(PostError::WrongTag { buffer: key.tag, vi: self.tag });
+        }
+        match offset.checked_add(bytes) {
+            Some(end) if end <= key.bytes => Ok(()),
+            _ => Err(PostError::OutOfRange { offset, bytes, region_bytes: key.bytes }),
+        }
+    }
+
     pub(crate) fn rdma_write(&mut self, write: RdmaWrite) -> Result<(), Refused<RdmaWrite>> {
-        Err(Refused { reason: PostError::OtherHost, descriptor: write })
+        let checked = self.check_remote(write.key, write.offset, write.payload.total());
+        if let Err(reason) = checked.and_then(|()| write.payload.check_tags(self.tag)) {
+            return Err(Refused { reason, descriptor: write });
+        }
+        let RdmaWrite { token, key, offset, immediate, payload } = write;
+        let (handle, tag, parcel) = (key.region, key.tag, parcel(payload));
+        self.post_errand(Work::Write(Errand { token, handle, tag, offset, immediate, parcel }));
+        Ok(())
     }
 
     pub(crate) fn rdma_read(&mut self, read: RdmaRead) -> Result<(), Refused<RdmaRead>> {
-        Err(Refused { reason: PostError::OtherHost, descriptor: read })
+        let checked = self.check_remote(read.key, read.offset, read.into.len() as u64);
+        let checked = checked.and_then(|()| match read.into.tag() {
+            tag if tag == self.tag => Ok(()),
+            buffer => Err(PostError::WrongTag { buffer, vi: self.tag }),
+        });
+        if let Err(reason) = checked {
+            return Err(Refused { reason, descriptor: read });
+        }
+        let RdmaRead { token, key, offset, into } = read;
+        let (handle, tag, parcel) = (key.region, key.tag, Parcel::Buffer(into));
+        self.post_errand(Work::Read(Errand { token, handle, tag, offset, immediate: None, parcel }));
+        Ok(())
     }
 
-    pub(crate) fn grant(&self) -> GrantError {
-        self.member.end().map_or(GrantError::OtherHost, GrantError::NotConnected)
+    fn post_errand(&mut self, work: Work) {
+        self.errands += 1;
+        self.member.count_outstanding(1);
+        self.member.carrier().post(&self.member.line, work);
+    }
+
+    pub(crate) fn grant(&self, region: &Region) -> Result<RemoteKey, GrantError> {
+        self.check_grant(region.tag())?;
+        if region.is_freezable() {
+            return Err(GrantError::NotFrozenYet);
+        }
+        self.hand_to_adapter(Granted::registered(region).map_err(|error| GrantError::Memory(error.to_string()))?)
+    }
+
+    pub(crate) fn grant_exported(&self, region: &Exported) -> Result<RemoteKey, GrantError> {
+        self.check_grant(region.tag())?;
+        self.hand_to_adapter(Granted::exported(region))
+    }
+
+    pub(crate) fn grant_frozen(&self, region: &Frozen) -> Result<RemoteKey, GrantError> {
+        self.check_grant(region.tag())?;
+        self.hand_to_adapter(Granted::frozen(region))
+    }
+
+    fn check_grant(&self, region: Tag) -> Result<(), GrantError> {
+        match self.usable() {
+            Err(failure) => Err(GrantError::NotConnected(failure)),
+            Ok(()) if region != self.tag => Err(GrantError::WrongTag { region, vi: self.tag }),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn usable(&self) -> Result<(), Failure> {
+        let foreign = (!self.member.process.is_this()).then_some(Failure::ForkedChild);
+        foreign.or_else(|| self.member.end()).map_or(Ok(()), Err)
+    }
+
+    fn hand_to_adapter(&self, memory: Granted) -> Result<RemoteKey, GrantError> {
+        let key = RemoteKey { region: memory.handle(), tag: memory.tag(), bytes: memory.len() as u64 };
+        self.member.carrier().grant(memory).map_err(|limit| GrantError::TooMany { limit })?;
+        Ok(key)
+    }
+
+    pub(crate) fn withdraw(&self, key: &RemoteKey) -> Result<(), WithdrawError> {
+        self.usable().map_err(WithdrawError::NotConnected)?;
+        match self.member.carrier().withdraw(key.region) {
+            true => Ok(()),
+            false => Err(WithdrawError::NotGranted { region: key.region }),
+        }
     }
 
     // Away from the path between processes, which is counted in nanoseconds.
@@ -357,10 +438,16 @@ impl WireSender {
                 self.keep_spare(bytes);
                 Payload::None
             }
+            Parcel::Window(_) | Parcel::Written(_) => Payload::None,
+        };
+        let operation = match done.deed {
+            Deed::Message => Operation::Send,
+            Deed::Write => Operation::RdmaWrite,
+            Deed::Read => Operation::RdmaRead,
         };
         Some(Completion {
             token: done.token,
-            operation: Operation::Send,
+            operation,
             status: done.status.map_err(failure),
             length: done.length,
             immediate: 0,
@@ -484,6 +571,7 @@ impl WireReceiver {
                 Target::Scatter(buffers.collect())
             }
             Parcel::Bytes(_) => Target::InPlace,
+            Parcel::Window(_) | Parcel::Written(_) => Target::Nowhere,
         };
         Some(Receive { token: mark, target })
     }
@@ -520,7 +608,7 @@ impl WireReceiver {
 
     fn hand_out(&mut self, done: Done) -> Completion {
         self.posted -= 1;
-        let Done { token, status, length, immediate, control, payload_token, parcel } = done;
+        let Done { deed: _, token, status, length, immediate, control, payload_token, parcel } = done;
         if let Some(token) = payload_token {
             self.expected.remove(&token);
         }
@@ -533,7 +621,7 @@ impl WireReceiver {
             Parcel::Buffer(buffer) => Payload::Buffer(buffer),
             Parcel::Segments(segments) => Payload::Segments(segments),
             Parcel::Bytes(bytes) if status.is_ok() => Payload::InPlace(InPlace::copied(bytes)),
-            Parcel::Bytes(_) => Payload::None,
+            Parcel::Bytes(_) | Parcel::Window(_) | Parcel::Written(_) => Payload::None,
         };
         let mut control = Control::new(&control).unwrap_or_default();
         control.set_token(payload_token.map(PayloadToken));
@@ -567,6 +655,14 @@ fn place(receive: Receive) -> Place {
     Place { token, parcel }
 }
 
+fn parcel(payload: Payload) -> Parcel {
+    match payload {
+        Payload::None | Payload::InPlace(_) => Parcel::Empty,
+        Payload::Buffer(buffer) => Parcel::Buffer(buffer),
+        Payload::Segments(segments) => Parcel::Segments(segments),
+    }
+}
+
 fn failure(fault: Fault) -> Failure {
     match fault {
         Fault::Closed => Failure::Closed,
@@ -575,6 +671,7 @@ fn failure(fault: Fault) -> Failure {
         Fault::Silence(after) => Failure::PeerSilent(after),
         Fault::KeysUsedUp => Failure::KeysUsedUp,
         Fault::TooLong { message, place } => Failure::TooLong { message, buffer: place },
+        Fault::Denied(denial) => Failure::Denied(denial),
     }
 }
 
