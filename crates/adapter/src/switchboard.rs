@@ -100,6 +100,8 @@ pub(crate) struct Switchboard {
     callers: VecDeque<Caller>,
     listening: bool,
     message_bytes_max: usize,
+    /// VIs of one session, at most.
+    vis_max: usize,
     /// When events were handed out last.
     now: Duration,
     /// When the link is asked to look everywhere.
@@ -114,13 +116,19 @@ pub(crate) struct Switchboard {
 }
 
 impl Switchboard {
-    pub(crate) fn new(engine: PortEngine, listening: bool, message_bytes_max: usize) -> Switchboard {
+    pub(crate) fn new(
+        engine: PortEngine,
+        listening: bool,
+        message_bytes_max: usize,
+        vis_max: usize,
+    ) -> Switchboard {
         Switchboard {
             engine,
             parties: BTreeMap::new(),
             callers: VecDeque::new(),
             listening,
             message_bytes_max,
+            vis_max,
             now: Duration::ZERO,
             everywhere_at: Duration::ZERO,
             news: Vec::new(),
@@ -272,7 +280,8 @@ impl Switchboard {
         while let Some(Caller { session, vi: remote, reliable: theirs }) = self.callers.pop_front() {
             let Some(party) = self.parties.get_mut(&session).filter(|party| party.over.is_none()) else { continue };
             let vi = party.take_number();
-            let opened = match self.engine.endpoint().session(session) {
+            let has_room = party.connected() < self.vis_max;
+            let opened = match self.engine.endpoint().session(session).filter(|_| has_room) {
                 Some(session) => session.open_vi(vi, remote, assurance(reliable), assurance(theirs)).is_ok(),
                 None => false,
             };
@@ -627,11 +636,12 @@ impl Switchboard {
                 };
                 let sends = assurance(circuit.reliable);
                 (circuit.remote, circuit.standing) = (vi, Standing::Connected);
+                let has_room = self.parties.get(&number).is_some_and(|party| party.connected() <= self.vis_max);
                 let opened = match self.engine.endpoint().session(number) {
-                    Some(session) => session.open_vi(to, vi, sends, assurance(reliable)),
+                    Some(session) => has_room && session.open_vi(to, vi, sends, assurance(reliable)).is_ok(),
                     None => return,
                 };
-                if opened.is_err() {
+                if !opened {
                     self.tell(number, Note::Closed { to: vi, aborted: true });
                     self.fail(number, to, Refusal::Busy);
                 }
@@ -828,6 +838,10 @@ impl Party {
 
     fn is_open_to(&self, to: SocketAddr) -> bool {
         self.ours && self.peer == to && !self.closing && self.over.is_none()
+    }
+
+    fn connected(&self) -> usize {
+        self.circuits.values().filter(|circuit| circuit.standing == Standing::Connected).count()
     }
 
     fn take_number(&mut self) -> u32 {

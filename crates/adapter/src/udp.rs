@@ -141,8 +141,8 @@ impl UdpWire {
             // The NIC's limits are lower, and known to the application.
             messages_max: DESCRIPTORS_MAX,
             receives_max: DESCRIPTORS_MAX,
-            // One more, for notes.
-            vis_max: self.config.vis_max + 1,
+            // One more for notes, and one for each to carry the payloads of remote memory.
+            vis_max: 2 * self.config.vis_max + 1,
             ..SessionConfig::default()
         };
         let sessions_max = self.config.sessions_max;
@@ -150,7 +150,8 @@ impl UdpWire {
         let endpoint = EndpointConfig { session, listening, sessions_max, speculation, ..EndpointConfig::default() };
         let mut entropy = SystemEntropy;
         let engine = Engine::new(link, Endpoint::new(keys, endpoint, &mut entropy), Box::new(entropy));
-        let board = Switchboard::new(engine, listening, self.config.message_bytes_max as usize);
+        let limits = (self.config.message_bytes_max as usize, self.config.vis_max);
+        let board = Switchboard::new(engine, listening, limits.0, limits.1);
         Port::start(board, self.config.driver).map_err(|error| WireError::Socket(error.to_string()))
     }
 
