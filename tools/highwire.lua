@@ -34,8 +34,15 @@ local RANGES_MAX, CREDITS_MAX = 32, 64
 local KINDS = { "Hello", "Welcome", "Data", "Ack", "Probe", "Close" }
 local KIND = { HELLO = 1, WELCOME = 2, DATA = 3, ACK = 4, PROBE = 5, CLOSE = 6 }
 local FIRST, LAST, TOKEN, ACKNOWLEDGE, UNRELIABLE, SEALED, UNKNOWN = 2, 4, 8, 16, 32, 64, 128
-local NOTES = { "open", "accepted", "refused", "closed", "withdrawn" }
--- VI 1 carries notes: which VIs are opened and closed.
+local NOTES = {
+    "open", "accepted", "refused", "closed", "withdrawn",
+    "write", "read", "go", "written", "denied",
+}
+local WRITE, READ, GO, DENIED = 6, 7, 8, 10
+local REASONS = {
+    [0] = "not granted", "wrong tag", "out of range", "may only be read", "withdrawn", "no room", "wrong length",
+}
+-- VI 1 carries notes: which VIs are opened and closed, and what is done with remote memory.
 local NOTES_VI, NOTE = 1, 12
 
 local BYTES, PACKETS = { " byte", " bytes" }, { " packet", " packets" }
@@ -99,6 +106,14 @@ local f = {
     note_detail = ProtoField.uint8("highwire.note.detail", "Detail"),
     note_to = ProtoField.uint32("highwire.note.to", "To: the receiver's number of the VI"),
     note_vi = ProtoField.uint32("highwire.note.vi", "The sender's number of the VI"),
+    note_id = ProtoField.uint32("highwire.note.id", "Which write or read"),
+    note_handle = ProtoField.uint32("highwire.note.handle", "Region"),
+    note_tag = ProtoField.uint32("highwire.note.tag", "Tag"),
+    note_offset = ProtoField.uint64("highwire.note.offset", "Offset in the region"),
+    note_length = ProtoField.uint64("highwire.note.length", "Length"),
+    note_token = ProtoField.uint64("highwire.note.token", "Payload token", base.HEX),
+    note_reason = ProtoField.uint8("highwire.note.reason", "Reason", base.DEC, REASONS),
+    note_bytes = ProtoField.uint64("highwire.note.bytes", "Bytes of the region"),
 
     delay = ProtoField.uint32("highwire.ack.delay", "Since the highest number came", base.UNIT_STRING, { " µs" }),
     ranges = ProtoField.uint8("highwire.ack.ranges", "Ranges"),
@@ -310,13 +325,36 @@ local function add_greeting(tree, tvb, kind, flags)
     return told
 end
 
-local function add_note(tree, tvb, at)
-    local note = tree:add(f.note, tvb(at, NOTE))
+-- What notes about remote memory have beside the twelve bytes of every note.
+local function add_memory(note, tvb, at, kind, length)
+    if (kind == WRITE and length >= 36) or (kind == READ and length >= 44) then
+        note:add_le(f.note_handle, tvb(at + 12, 4))
+        note:add_le(f.note_tag, tvb(at + 16, 4))
+        note:add_le(f.note_offset, tvb(at + 20, 8))
+        note:add_le(f.note_length, tvb(at + 28, 8))
+        if kind == READ then note:add_le(f.note_token, tvb(at + 36, 8)) end
+    elseif kind == GO and length >= 20 then
+        note:add_le(f.note_token, tvb(at + 12, 8))
+    elseif kind == DENIED then
+        local reason = tvb(at + 1, 1)
+        note:add(f.note_reason, reason)
+        if reason:uint() == 2 and length >= 20 then note:add_le(f.note_bytes, tvb(at + 12, 8)) end
+    end
+end
+
+local function add_note(tree, tvb, at, length)
+    local note = tree:add(f.note, tvb(at, length))
     note:add(f.note_kind, tvb(at, 1))
     note:add(f.note_detail, tvb(at + 1, 1))
     note:add_le(f.note_to, tvb(at + 4, 4))
-    note:add_le(f.note_vi, tvb(at + 8, 4))
-    local kind = NOTES[tvb(at, 1):uint()] or "unknown"
+    local number = tvb(at, 1):uint()
+    local kind = NOTES[number] or "unknown"
+    if number >= WRITE and number <= DENIED then
+        note:add_le(f.note_id, tvb(at + 8, 4))
+        add_memory(note, tvb, at, number, length)
+    else
+        note:add_le(f.note_vi, tvb(at + 8, 4))
+    end
     note:append_text(": " .. kind)
     return ", note: " .. kind
 end
@@ -349,7 +387,9 @@ local function add_data(tree, tvb, _, flags)
         if has(flags, TOKEN) then preface:add_le(f.token, tvb(token_at, 8)) end
         if control > 0 then preface:add(f.control, tvb(control_at, control)) end
         total = tvb(at, 4):le_uint()
-        if vi == NOTES_VI and control == NOTE and total == 0 then note = add_note(preface, tvb, control_at) end
+        if vi == NOTES_VI and control >= NOTE and total == 0 then
+            note = add_note(preface, tvb, control_at, control)
+        end
         at, length = at + preface_length, length - preface_length
         if length > total then
             malformed(tree, string.format("%d bytes of payload in a message of %d", length, total))

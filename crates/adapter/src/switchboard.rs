@@ -116,12 +116,7 @@ pub(crate) struct Switchboard {
 }
 
 impl Switchboard {
-    pub(crate) fn new(
-        engine: PortEngine,
-        listening: bool,
-        message_bytes_max: usize,
-        vis_max: usize,
-    ) -> Switchboard {
+    pub(crate) fn new(engine: PortEngine, listening: bool, message_bytes_max: usize, vis_max: usize) -> Switchboard {
         Switchboard {
             engine,
             parties: BTreeMap::new(),

@@ -224,4 +224,7 @@ const WIRE: &[Contestant] = &[
     Contestant::ViUdpSegmented,
     Contestant::ViUdpImpaired0,
     Contestant::ViUdpImpaired1,
+    Contestant::RdmaWrite,
+    Contestant::RdmaRead,
+    Contestant::SendAndMessage,
 ];

@@ -358,7 +358,10 @@ impl Bench {
         let bytes = burst.delivery.map_or(start.size as f64 * count, |delivery| delivery.bytes as f64);
         let bandwidth = bytes / burst.delivery.map_or(nanoseconds, |delivery| delivery.nanoseconds);
         match (start.exercise, self) {
-            (Exercise::PingPong, _) => vec![(Measure::LatencyNs, nanoseconds / count / 2.0)],
+            (Exercise::PingPong, _) => {
+                let ways = if start.contestant.is_exchange() { 1.0 } else { 2.0 };
+                vec![(Measure::LatencyNs, nanoseconds / count / ways)]
+            }
             (Exercise::Stream, Bench::Pipelining | Bench::Wire) => vec![(Measure::BandwidthGbS, bandwidth)],
             (Exercise::Stream, _) => {
                 vec![(Measure::BandwidthGbS, bandwidth), (Measure::MessagesPerS, count * 1e9 / nanoseconds)]

@@ -4,6 +4,7 @@
 //! against [`Transport::pong`], or [`Transport::pour`] against [`Transport::drain`]; the driver
 //! takes the time around a whole burst, so that no clock is read between two messages.
 
+mod remote;
 mod ring;
 mod sockets;
 mod udp;
@@ -64,11 +65,17 @@ pub enum Contestant {
     /// `vi-udp` with every hundredth packet lost and every hundredth overtaken.
     #[serde(rename = "vi-udp-impaired-1")]
     ViUdpImpaired1,
+    /// Remote memory between hosts, written, four writes at a time.
+    RdmaWrite,
+    /// Remote memory between hosts, read; the time of a whole read.
+    RdmaRead,
+    /// A short message there and the payload back: what `rdma-read` does, by messages; the time of both.
+    SendAndMessage,
 }
 
 impl Contestant {
     /// Everybody, in the order of reports.
-    pub const ALL: [Contestant; 20] = [
+    pub const ALL: [Contestant; 23] = [
         Contestant::RawRing,
         Contestant::Vi,
         Contestant::ViBuffered,
@@ -89,6 +96,9 @@ impl Contestant {
         Contestant::ViUdpSegmented,
         Contestant::ViUdpImpaired0,
         Contestant::ViUdpImpaired1,
+        Contestant::RdmaWrite,
+        Contestant::RdmaRead,
+        Contestant::SendAndMessage,
     ];
 
     /// Its name, as in reports.
@@ -114,6 +124,9 @@ impl Contestant {
             Contestant::ViUdpSegmented => "vi-udp-segmented",
             Contestant::ViUdpImpaired0 => "vi-udp-impaired-0",
             Contestant::ViUdpImpaired1 => "vi-udp-impaired-1",
+            Contestant::RdmaWrite => "rdma-write",
+            Contestant::RdmaRead => "rdma-read",
+            Contestant::SendAndMessage => "send-and-message",
         }
     }
 
@@ -140,7 +153,9 @@ impl Contestant {
             | Contestant::TcpNoOffload
             | Contestant::ViUdpSegmented
             | Contestant::ViUdpImpaired0
-            | Contestant::ViUdpImpaired1 => exercise == Exercise::Stream,
+            | Contestant::ViUdpImpaired1
+            | Contestant::RdmaWrite => exercise == Exercise::Stream,
+            Contestant::RdmaRead | Contestant::SendAndMessage => exercise == Exercise::PingPong,
             Contestant::TcpBlock | Contestant::ViUdp | Contestant::ViUdpSealed => true,
             _ => exercise != Exercise::StreamAsleep,
         }
@@ -156,7 +171,15 @@ impl Contestant {
                 | Contestant::ViUdpSegmented
                 | Contestant::ViUdpImpaired0
                 | Contestant::ViUdpImpaired1
+                | Contestant::RdmaWrite
+                | Contestant::RdmaRead
+                | Contestant::SendAndMessage
         )
+    }
+
+    /// Whether its latency is that of a whole exchange, and not of one way.
+    pub(crate) fn is_exchange(self) -> bool {
+        matches!(self, Contestant::RdmaRead | Contestant::SendAndMessage)
     }
 
     /// What it may wait for its CPU in a trial of so many nanoseconds before something else must have
@@ -189,6 +212,9 @@ impl Contestant {
             | Contestant::ViUdpSegmented
             | Contestant::ViUdpImpaired0
             | Contestant::ViUdpImpaired1 => vi::meet_over_udp(self, link, size_max),
+            Contestant::RdmaWrite | Contestant::RdmaRead | Contestant::SendAndMessage => {
+                remote::Remote::meet(self, link, size_max)
+            }
         }
     }
 }

@@ -49,6 +49,9 @@ pub(crate) struct WireArgs {
     /// Highwire: vi-udp (packets with a checksum), vi-udp-sealed (encrypted), vi-udp-segmented
     /// (bandwidth, packets one by one), vi-udp-impaired-0 and vi-udp-impaired-1 (bandwidth with 0 % and
     /// 1 % of the packets lost and as many overtaken).
+    ///
+    /// Remote memory, packets with a checksum: rdma-write (bandwidth, four writes at a time), rdma-read
+    /// (latency of a whole read), send-and-message (latency of a short message there and the payload back).
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     contestants: Vec<Contestant>,
     /// Measure over loopback, as is done without root

@@ -137,8 +137,20 @@ fn a_wire_tells_latency_bandwidth_and_cpu_time() {
         ("sender_cpu_s_per_gb", &["tcp-block", "udp-gso", "vi-udp"]),
         ("receiver_cpu_s_per_gb", &["tcp-block", "udp-gso", "vi-udp"]),
     ];
+    check_rows(&json, &expected);
+}
+
+#[test]
+fn remote_memory_on_a_wire_is_written_and_read() {
+    let line =
+        "bench wire --loopback --seconds 4 --sizes 8k --contestants rdma-write,rdma-read,send-and-message --json";
+    let json = Highwire::new().json(line);
+    check_rows(&json, &[("latency_ns", &["rdma-read", "send-and-message"]), ("bandwidth_gb_s", &["rdma-write"])]);
+}
+
+fn check_rows(json: &Value, expected: &[(&str, &[&str])]) {
     for (measure, contestants) in expected {
-        let mut rows = json["rows"].as_array().unwrap().iter().filter(|row| row["measure"] == measure);
+        let mut rows = json["rows"].as_array().unwrap().iter().filter(|row| row["measure"] == *measure);
         let found: BTreeSet<&str> = rows.clone().map(|row| row["contestant"].as_str().unwrap()).collect();
         assert_eq!(found, BTreeSet::from_iter(contestants.iter().copied()), "{measure} in {json}");
         assert!(rows.all(|row| row["median"].as_f64().unwrap() > 0.0), "{measure} in {json}");

@@ -204,6 +204,38 @@ fn wireshark_shows_prefaces_tokens_notes_and_what_is_settled() {
     assert_eq!(rows[2], ["", "", "", "", "", "", "", "", "", "0", "8589934597", "000000", ""]);
 }
 
+#[test]
+fn wireshark_shows_what_is_asked_of_remote_memory() {
+    let place = Place::new();
+    let file = place.file("memory.pcap");
+    let words = |kind: u8, detail: u8, words: &[u32]| {
+        let mut note = vec![0; 8];
+        note.extend_from_slice(&[kind, detail, 0, 0]);
+        words.iter().for_each(|word| note.extend_from_slice(&word.to_le_bytes()));
+        packet(DATA, 2 | 4, &[(16, 1), (30, note.len() as u8 - 8)], &note)
+    };
+    let packets = [
+        words(6, 0, &[7, 8, 9, 10, 11, 0, 12, 0]),
+        words(7, 0, &[7, 8, 9, 10, 11, 0, 12, 0, 13, 0]),
+        words(8, 0, &[7, 8, 13, 0]),
+        words(9, 0, &[7, 8]),
+        words(10, 2, &[7, 8, 4096, 0]),
+        // Cut short: what there is.
+        words(7, 0, &[7, 8, 9]),
+    ];
+    write_file(&file, packets.iter().map(|bytes| &bytes[..]));
+    let fields = ["kind", "to", "id", "handle", "tag", "offset", "length", "token", "reason", "bytes"];
+    let fields = fields.map(|field| format!("highwire.note.{field}"));
+    let Some(rows) = tshark(&file, &fields.each_ref().map(|field| &field[..])) else { return };
+    let token = "0x000000000000000d";
+    assert_eq!(rows[0], ["6", "7", "8", "9", "10", "11", "12", "", "", ""]);
+    assert_eq!(rows[1], ["7", "7", "8", "9", "10", "11", "12", token, "", ""]);
+    assert_eq!(rows[2], ["8", "7", "8", "", "", "", "", token, "", ""]);
+    assert_eq!(rows[3], ["9", "7", "8", "", "", "", "", "", "", ""]);
+    assert_eq!(rows[4], ["10", "7", "8", "", "", "", "", "", "2", "4096"]);
+    assert_eq!(rows[5], ["7", "7", "8", "", "", "", "", "", "", ""]);
+}
+
 // ── What tshark is to say ────────────────────────────────────────────────────────────────────────
 
 const HEADER_FIELDS: &[&str] = &[

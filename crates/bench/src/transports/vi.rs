@@ -45,7 +45,7 @@ pub(super) fn meet_over_udp(
 }
 
 /// A Nic that sends over UDP, driven by whoever waits for it.
-fn nic_over_udp(contestant: Contestant) -> Result<Nic, BenchError> {
+pub(super) fn nic_over_udp(contestant: Contestant) -> Result<Nic, BenchError> {
     let keys = match contestant {
         // What it protects is worth nothing; both sides just have to have the same.
         Contestant::ViUdpSealed => Keys::new(ClusterKey::from_random([1; 32])),
