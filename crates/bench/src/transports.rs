@@ -153,8 +153,8 @@ impl Contestant {
             | Contestant::TcpNoOffload
             | Contestant::ViUdpSegmented
             | Contestant::ViUdpImpaired0
-            | Contestant::ViUdpImpaired1
-            | Contestant::RdmaWrite => exercise == Exercise::Stream,
+            | Contestant::ViUdpImpaired1 => exercise == Exercise::Stream,
+            Contestant::RdmaWrite => exercise != Exercise::PingPong,
             Contestant::RdmaRead | Contestant::SendAndMessage => exercise == Exercise::PingPong,
             Contestant::TcpBlock | Contestant::ViUdp | Contestant::ViUdpSealed => true,
             _ => exercise != Exercise::StreamAsleep,

@@ -24,6 +24,10 @@ pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchErro
                     receiver's socket on the sender's CPU, in the sender's name";
         record.notes.push(note.to_owned());
     }
+    if options.contestants_or_default().iter().any(|contestant| contestant.is_exchange()) {
+        let note = "LATENCY OF rdma-read AND send-and-message is that of a whole exchange, there and back";
+        record.notes.push(note.to_owned());
+    }
     rounds::measure(record, &keeper.as_ref().map_or_else(Network::loopback, |keeper| keeper.network.clone()))
 }
 

@@ -6,6 +6,7 @@ use highwire::{
     WaitError, WireConfig, WithdrawError,
 };
 use std::collections::VecDeque;
+use std::io::BufRead;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -565,6 +566,55 @@ fn everything_comes_back_when_the_peer_falls_silent_in_the_middle() {
     }
 }
 
+/// The owner is a process of its own, which is killed while its memory is written and read.
+#[test]
+fn everything_comes_back_when_the_owner_is_killed() {
+    let death = Duration::from_secs(1);
+    let wire = WireConfig { keys: sealed(), death, ..WireConfig::default() };
+    if std::env::var_os("HIGHWIRE_OWNER").is_some() {
+        let owner = nic(&wire);
+        let listener = owner.listen("udp:127.0.0.1:0").unwrap();
+        eprintln!("{}", listener.address());
+        let mut vi = listener.accept(PATIENCE).unwrap();
+        let exported = owner.export(1 << 20, Tag(0)).unwrap();
+        let key = vi.grant_exported(&exported).unwrap();
+        vi.post_send(Message::new(1).control(&key.to_bytes())).unwrap();
+        return std::thread::sleep(PATIENCE);
+    }
+    let mut owner = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "everything_comes_back_when_the_owner_is_killed", "--nocapture"])
+        .env("HIGHWIRE_OWNER", "1")
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut address = String::new();
+    std::io::BufReader::new(owner.stderr.take().unwrap()).read_line(&mut address).unwrap();
+    let caller = nic(&wire);
+    let mut here = caller.connect(address.trim()).unwrap();
+    here.post_recv(Receive::new(1)).unwrap();
+    let key = RemoteKey::from_bytes(&here.wait(PATIENCE).unwrap().control).unwrap();
+    let memory = caller.register(64 << 20).unwrap();
+    let mut posted = 0;
+    for number in 0..60 {
+        let at = number << 20;
+        let payload = memory.slice(at..at + 500_000).unwrap();
+        here.rdma_write(RdmaWrite::new(1, key, 0).payload(payload)).unwrap();
+        let into = memory.slice(at + 500_000..at + 600_000).unwrap();
+        here.rdma_read(RdmaRead::new(2, key, 0, into)).unwrap();
+        posted += 2;
+        if number == 5 {
+            // Some are done, and some are under way.
+            assert_eq!(here.wait(PATIENCE).unwrap().status, Ok(()));
+            posted -= 1;
+            owner.kill().unwrap();
+        }
+    }
+    owner.wait().unwrap();
+    all_come_back(&mut here, posted, |failure| matches!(failure, Failure::PeerSilent(_)));
+    drop(memory.slice(0..64 << 20).expect("all buffers are back"));
+}
+
 #[test]
 fn closing_in_the_middle_leaves_nothing_behind() {
     for wire in wires() {
@@ -643,4 +693,32 @@ fn a_vi_grants_so_many_regions_and_no_more() {
     let regions: Vec<_> = (0..1025).map(|_| pair.nic.export(1, Tag(0)).unwrap()).collect();
     let last = regions.iter().map(|region| pair.there.grant_exported(region)).last().unwrap();
     assert_eq!(last.unwrap_err(), GrantError::TooMany { limit: 1024 });
+}
+
+#[test]
+fn remote_memory_takes_no_vi_from_others() {
+    let wire = WireConfig { keys: sealed(), vis_max: 3, ..WireConfig::default() };
+    let (caller, listening) = (nic(&wire), nic(&wire));
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    let meet = || {
+        std::thread::scope(|scope| {
+            let here = scope.spawn(|| caller.connect(listener.address()));
+            let there = listener.accept(Duration::from_secs(1));
+            (here.join().unwrap(), there)
+        })
+    };
+    let memory = caller.register(1 << 16).unwrap();
+    let exported = listening.export(4096, Tag(0)).unwrap();
+    let mut ends = Vec::new();
+    for number in 0..3 {
+        let (here, there) = meet();
+        let (mut here, there) = (here.unwrap(), there.unwrap());
+        let key = there.grant_exported(&exported).unwrap();
+        let payload = memory.slice(number << 12..(number + 1) << 12).unwrap();
+        here.rdma_write(RdmaWrite::new(1, key, 0).payload(payload)).unwrap();
+        assert_eq!(here.wait(PATIENCE).unwrap().status, Ok(()));
+        ends.push((here, there));
+    }
+    let refused = meet().0.unwrap_err().to_string();
+    assert!(refused.contains("too many connections"), "{refused}");
 }

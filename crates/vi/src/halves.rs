@@ -113,8 +113,8 @@ impl SendQueue {
     /// What was posted before and after takes effect in that order: a message that is sent after a write arrives
     /// after it, and a read of the same bytes finds what was written. Writes and reads do not wait for messages
     /// that were posted before them. On another host the peer's adapter checks key and range, so that a refusal
-    /// comes with the completion ([`Failure::Denied`]); a write or a read is always reliable there, though the
-    /// VI may not be, and no longer than a message.
+    /// comes with the completion ([`Failure::Denied`]). Writes and reads are no longer than a message there, and
+    /// reliable though the VI may not be; only the message that immediate data makes is as its VI is.
     pub fn rdma_write(&mut self, write: RdmaWrite) -> Result<(), Refused<RdmaWrite>> {
         match &mut self.0 {
             Sender::Host(tx) => tx.rdma_write(write),
@@ -130,8 +130,8 @@ impl SendQueue {
         }
     }
 
-    /// Lets the peer read a registered region. A grant ends with the VI. To another host it holds for this VI
-    /// alone, and can be withdrawn before.
+    /// Lets the peer read a registered region. A grant ends with the VI, and keeps the memory until then. To
+    /// another host it holds for this VI alone, and can be withdrawn before.
     pub fn grant(&self, region: &Region) -> Result<RemoteKey, GrantError> {
         match &self.0 {
             Sender::Host(tx) => tx.grant(region),

@@ -2,7 +2,9 @@
 
 use crate::support::seeded::{bytes, fill, verify};
 use crate::support::{Line, PATIENCE, Stage, both_ends, buffer, buffer_of, until};
-use highwire_vi::{Message, Nic, Operation, Path, PostError, RdmaRead, RdmaWrite, Receive, RemoteKey, Tag, ViOptions};
+use highwire_vi::{
+    Message, Nic, Operation, Path, PostError, RdmaRead, RdmaWrite, Receive, RemoteKey, Tag, ViOptions, WithdrawError,
+};
 
 /// Sends a key in the control bytes.
 fn send_key(line: &mut Line, key: RemoteKey) {
@@ -49,6 +51,7 @@ fn exported_memory_is_written_and_read_by_the_peer_alone() {
     let exported = nic.export(1 << 20, Tag(0)).unwrap();
     let key = line.vi.grant_exported(&exported).unwrap();
     assert_eq!(line.vi.grant_exported(&exported).unwrap(), key, "granting twice is granting once");
+    assert_eq!(line.vi.withdraw(&key), Err(WithdrawError::Mapped), "nobody can unmap what a peer has mapped");
     send_key(&mut line, key);
     stage.await_mark("written");
     let mut found = vec![0; 100_000];

@@ -240,6 +240,10 @@ impl Transport for Remote {
         self.serve()
     }
 
+    fn wait_asleep(&mut self, asleep: bool) {
+        self.spinning = !asleep;
+    }
+
     fn tend(&mut self) -> Result<bool, BenchError> {
         while let Some(done) = self.vi.poll() {
             self.handle(done)?;

@@ -2,8 +2,9 @@
 
 use highwire_mem::Tag;
 
-/// Grants access to a region of the side that made it. It is worth nothing to anybody else: the
-/// region itself was handed over, and the key only names it.
+/// Grants access to a region of the side that made it. It is worth nothing to anybody else: on one host
+/// the region itself was handed over, and between hosts its owner's adapter knows on which VI it was
+/// granted. The key only names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey {
     pub(crate) region: u32,
