@@ -49,7 +49,7 @@ const MESSAGES: u64 = 40;
 const BYTES: usize = 300_000;
 
 fn content(message: u64) -> Vec<u8> {
-    (0..BYTES as u64).map(|at| (at ^ at >> 8 ^ message * 77) as u8).collect()
+    (0..BYTES as u64).map(|at| (at ^ at >> 8 ^ (message * 77)) as u8).collect()
 }
 
 /// Sends messages from one side to the other while `disturb` does what it likes, and checks every byte. The side that
