@@ -22,6 +22,7 @@
 --     highwire.kind == 5 && highwire.length > 0          sizes that are tried
 --     highwire.checksum.status == 0                      damaged on the way
 --     highwire.overrun                                   the receiver's buffer was too small
+--     highwire.kind == 7 || highwire.list > 0            transfers that have a receive list
 
 local highwire = Proto("highwire", "Highwire")
 
@@ -29,10 +30,13 @@ local HEADER = 64
 local HELLO = 1200
 local OFFER = 24
 local CONTROL_MAX = 128
-local RANGES_MAX, CREDITS_MAX = 32, 64
+local RANGES_MAX, CREDITS_MAX, LISTS_MAX = 32, 64, 15
 
-local KINDS = { "Hello", "Welcome", "Data", "Ack", "Probe", "Close" }
-local KIND = { HELLO = 1, WELCOME = 2, DATA = 3, ACK = 4, PROBE = 5, CLOSE = 6 }
+local KINDS = { "Hello", "Welcome", "Data", "Ack", "Probe", "Close", "Fast" }
+local KIND = { HELLO = 1, WELCOME = 2, DATA = 3, ACK = 4, PROBE = 5, CLOSE = 6, FAST = 7 }
+local WORDS = { "request", "grant", "refusal", "done" }
+local WORD = { REQUEST = 1, GRANT = 2, REFUSAL = 3, DONE = 4 }
+local NEVER = 0xffffffff
 local FIRST, LAST, TOKEN, ACKNOWLEDGE, UNRELIABLE, SEALED, UNKNOWN = 2, 4, 8, 16, 32, 64, 128
 local NOTES = {
     "open", "accepted", "refused", "closed", "withdrawn",
@@ -114,6 +118,12 @@ local f = {
     note_token = ProtoField.uint64("highwire.note.token", "Payload token", base.HEX),
     note_reason = ProtoField.uint8("highwire.note.reason", "Reason", base.DEC, REASONS),
     note_bytes = ProtoField.uint64("highwire.note.bytes", "Bytes of the region"),
+
+    word = ProtoField.uint32("highwire.fast.word", "Word about a receive list", base.DEC, WORDS),
+    request = ProtoField.uint32("highwire.fast.request", "Request"),
+    fast_list = ProtoField.uint32("highwire.fast.list", "Receive list"),
+    fast_bytes = ProtoField.uint32("highwire.fast.bytes", "Bytes to come", base.UNIT_STRING, BYTES),
+    after = ProtoField.uint32("highwire.fast.after", "To be asked for again after", base.UNIT_STRING, { " µs" }),
 
     delay = ProtoField.uint32("highwire.ack.delay", "Since the highest number came", base.UNIT_STRING, { " µs" }),
     ranges = ProtoField.uint8("highwire.ack.ranges", "Ranges"),
@@ -472,7 +482,34 @@ local function add_nothing(tree, tvb, _, flags)
     return ""
 end
 
-local REST = { add_greeting, add_greeting, add_data, add_ack_packet, add_probe, add_nothing }
+-- A word about a receive list: in the places of message, offset, credit and receive.
+local function add_fast(tree, tvb, kind, flags)
+    add_nothing(tree, tvb, kind, flags)
+    local word, credit, receive = tvb(24, 4):le_uint(), tvb(40, 4):le_uint(), tvb(44, 4):le_uint()
+    local item = tree:add_le(f.word, tvb(24, 4))
+    tree:add_le(f.request, tvb(20, 4))
+    local told = string.format(", VI %d: %s %d", tvb(16, 4):le_uint(), WORDS[word] or "unknown", tvb(20, 4):le_uint())
+    if tvb(3, 1):uint() ~= 0 then malformed(tree, "A word about a list goes by none") end
+    if word == WORD.REQUEST then
+        tree:add_le(f.fast_bytes, tvb(40, 4))
+        return string.format("%s, %d bytes", told, credit)
+    elseif word == WORD.GRANT or word == WORD.DONE then
+        local list = tree:add_le(f.fast_list, tvb(44, 4))
+        if receive > 255 or receive == 0 and word == WORD.GRANT then malformed(list, "There is no such list") end
+        return string.format("%s, list %d", told, receive)
+    elseif word == WORD.REFUSAL then
+        local list = tree:add_le(f.fast_list, tvb(40, 4))
+        if credit > 255 then malformed(list, "There is no such list") end
+        local after = tree:add_le(f.after, tvb(44, 4))
+        if receive == NEVER then after:set_text("Never to be asked for again") end
+        local whose = credit ~= 0 and string.format(", list %d is another's", credit) or ""
+        return told .. whose .. (receive == NEVER and ", never" or string.format(", again after %d µs", receive))
+    end
+    malformed(item, "Unknown word: it is passed over")
+    return told
+end
+
+local REST = { add_greeting, add_greeting, add_data, add_ack_packet, add_probe, add_nothing, add_fast }
 
 -- ── The whole ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -517,7 +554,7 @@ local function looks_right(tvb)
     if tvb:reported_len() < HEADER or tvb:len() < 32 then return false end
     local kind, said, there = tvb(1, 1):uint(), tvb(28, 2):le_uint(), tvb:reported_len() - HEADER
     return tvb(0, 1):uint() == 1 and KINDS[kind] ~= nil and not has(tvb(2, 1):uint(), UNKNOWN)
-        and tvb(3, 1):uint() == 0 and tvb(30, 1):uint() <= CONTROL_MAX and tvb(31, 1):uint() == 0
+        and tvb(3, 1):uint() <= LISTS_MAX and tvb(30, 1):uint() <= CONTROL_MAX and tvb(31, 1):uint() == 0
         and (said == there or kind == KIND.HELLO and tvb:reported_len() == HELLO)
 end
 

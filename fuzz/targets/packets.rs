@@ -102,9 +102,11 @@ fuzz_target!(|input: Input| {
         let (_, welcome) = respond(&keys, &hello, offer(9), &mut SeededEntropy::new(9)).expect("a welcome");
         Caller { initiator: Some(initiator), hello, welcome }
     });
+    let mut listener = Endpoint::new(keys.clone(), config, &mut entropy);
+    listener.set_lists(0b110);
     let mut scene = Scene {
         callers: callers.collect(),
-        listener: Endpoint::new(keys.clone(), config, &mut entropy),
+        listener,
         insecure: input.insecure,
         entropy,
         now: Duration::ZERO,
@@ -237,7 +239,9 @@ impl Scene {
     fn go_on(&mut self, from: u8, which: u8, kind: u8, changes: &Changes) {
         let Some(which) = usize::from(which).checked_rem(self.members.len()) else { return };
         let (established, number) = &mut self.members[which];
-        let mut header = Header::new([Kind::Probe, Kind::Ack, Kind::Close][usize::from(kind) % 3]);
+        let mut header = Header::new([Kind::Probe, Kind::Ack, Kind::Close, Kind::Fast][usize::from(kind) % 4]);
+        // What a word about a list says.
+        (header.offset, header.list) = (u32::from(kind) / 4 % 8, kind / 32);
         (header.session, header.number) = (established.peer.session, *number);
         *number += 1;
         let mut packet = vec![0; Header::BYTES];
@@ -258,7 +262,7 @@ fn address(port: u8) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 1000 + u16::from(port % 4)))
 }
 
-const KINDS: [Kind; 6] = [Kind::Hello, Kind::Welcome, Kind::Data, Kind::Ack, Kind::Probe, Kind::Close];
+const KINDS: [Kind; 7] = [Kind::Hello, Kind::Welcome, Kind::Data, Kind::Ack, Kind::Probe, Kind::Close, Kind::Fast];
 /// More callers than the listener keeps half open.
 const CALLERS: u64 = 6;
 const ANSWERS_MAX: usize = 1000;

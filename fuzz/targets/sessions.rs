@@ -73,6 +73,7 @@ struct Lie {
     credit: Number,
     receive: Number,
     payload: Payload,
+    list: u8,
 }
 
 /// Something small, where the truth is, or anything.
@@ -157,6 +158,8 @@ impl World {
             vis_max: VIS as usize,
             holes_max: 8,
             message_bytes_max: 4096,
+            // Some messages ask for a list, which only a lie grants.
+            fast_bytes: 1000,
             ..SessionConfig::default()
         };
         let side = |number: u32, peer: u32| {
@@ -363,10 +366,12 @@ impl World {
     fn lie(&mut self, to: usize, lie: &Lie, time: u32, flies: bool) {
         self.lies += 1;
         let payload = lie.payload.make(to as u32 * 10);
-        let mut header = Header::new([Kind::Data, Kind::Ack, Kind::Probe, Kind::Close][usize::from(lie.kind) % 4]);
+        let kinds = [Kind::Data, Kind::Ack, Kind::Probe, Kind::Close, Kind::Fast];
+        let mut header = Header::new(kinds[usize::from(lie.kind) % kinds.len()]);
         for flag in FLAGS {
             header.flags = if lie.flags & flag.bits() != 0 { header.flags.with(flag) } else { header.flags };
         }
+        header.list = lie.list;
         header.session = self.sides[to].number();
         header.number = match lie.number {
             Number::Small(skip) => self.heard[to].saturating_add(1 + u64::from(skip)),

@@ -30,12 +30,17 @@ pub struct Engine<L, S, T> {
     /// Packets that did not land where they belong.
     moved: Vec<u8>,
     counters: EngineCounters,
+    /// The link's lists, and those of them that it was told are granted.
+    lists: u16,
+    lists_noted: u16,
 }
 
 impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     /// An engine for this endpoint on this link.
     pub fn new(link: L, mut endpoint: Endpoint<S, T>, entropy: Box<dyn Entropy + Send>) -> Engine<L, S, T> {
         endpoint.set_receive_buffer(link.receive_buffer_bytes());
+        let lists = link.lists();
+        endpoint.set_lists(lists);
         Engine {
             link,
             endpoint,
@@ -45,6 +50,8 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             out: Vec::with_capacity(2 * OUT_BYTES),
             moved: Vec::new(),
             counters: EngineCounters::default(),
+            lists,
+            lists_noted: 0,
         }
     }
 
@@ -87,8 +94,22 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         let due = self.endpoint.poll_timeout().is_some_and(|at| at <= now);
         if due {
             self.endpoint.handle_timeout(now);
+            self.note_lists();
         }
         due
+    }
+
+    /// Tells the link which lists are granted, and the endpoint which are left.
+    fn note_lists(&mut self) {
+        if self.lists != 0 && self.lists != self.link.lists() {
+            self.lists = self.link.lists();
+            self.endpoint.set_lists(self.lists);
+        }
+        let granted = self.endpoint.lists_in_use();
+        let changed = granted ^ std::mem::replace(&mut self.lists_noted, granted);
+        for list in (1..u16::BITS as u8).filter(|list| changed & 1 << list != 0) {
+            self.link.note_list(list, granted & 1 << list != 0);
+        }
     }
 
     /// When it is to be turned again, if nothing comes before.
@@ -108,15 +129,16 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         }
         self.endpoint.note_overruns(self.inbox.drops());
         self.endpoint.set_way(self.inbox.way());
+        let (endpoint, entropy) = (&mut self.endpoint, &mut *self.entropy);
         if self.inbox.landed().is_some() {
             self.take_landed(now);
-            return Ok(true);
-        }
-        let (endpoint, entropy) = (&mut self.endpoint, &mut *self.entropy);
-        if let Some((from, packet)) = self.inbox.only() {
+        } else if let Some((from, packet)) = self.inbox.only() {
             endpoint.handle_packet(now, from, packet, entropy);
         } else {
             self.inbox.packets().for_each(|(from, packet)| endpoint.handle_packet(now, from, packet, entropy));
+        }
+        if self.endpoint.lists_in_use() != self.lists_noted {
+            self.note_lists();
         }
         Ok(true)
     }

@@ -697,6 +697,12 @@ impl Carrier for Carriage {
         withdrawn
     }
 
+    fn request_fast(&self) {
+        let mut board = self.port.board();
+        board.request_fast(self.key, self.port.now());
+        self.port.finish(board);
+    }
+
     fn close(&self, outstanding: usize) {
         self.port.close(self.key, outstanding);
     }

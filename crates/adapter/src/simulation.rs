@@ -38,6 +38,10 @@ pub struct Scenario {
     pub death: Duration,
     /// How payloads are received that are not sealed.
     pub speculation: Speculation,
+    /// Receive lists of each side.
+    pub lists: u8,
+    /// A message of so many bytes asks for one.
+    pub fast_bytes: u32,
 }
 
 impl Scenario {
@@ -84,6 +88,8 @@ impl Scenario {
                 2 => Speculation::AlwaysWrong,
                 _ => Speculation::Guess,
             },
+            lists: if dice.chance(0.5) { dice.below(4) as u8 } else { 0 },
+            fast_bytes: 1_000 + dice.below(4_000) as u32,
         }
     }
 
@@ -160,12 +166,12 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Scenario { seed, sealed, network, impairments, vis, messages, bytes_max, .. } = &self.scenario;
+        let Scenario { seed, sealed, network, impairments, vis, messages, bytes_max, lists, .. } = &self.scenario;
         let form = if *sealed { "sealed" } else { "checksummed" };
         let rate = network.bytes_per_second.map_or("no limit".into(), |rate| format!("{} kB/s", rate / 1000));
         writeln!(
             f,
-            "seed       {seed}: {form}, {vis} VIs, {messages} messages of up to {bytes_max} bytes each way on each"
+            "seed       {seed}: {form}, {vis} VIs, {messages} messages of up to {bytes_max} bytes each way on each, {lists} lists"
         )?;
         writeln!(
             f,
@@ -263,9 +269,13 @@ impl Simulation {
             let speculation = scenario.speculation;
             let mut config = EndpointConfig { listening: number == 1, speculation, ..EndpointConfig::default() };
             config.session.death = scenario.death;
+            config.session.fast_bytes = scenario.fast_bytes;
             let mut entropy = SeededEntropy::new(scenario.seed.wrapping_mul(3) + number);
             let endpoint = Endpoint::new(keys, config, &mut entropy);
-            Engine::new(link, endpoint, Box::new(entropy))
+            let mut engine = Engine::new(link, endpoint, Box::new(entropy));
+            // The link sorts nothing: any packet may come by any list.
+            engine.endpoint().set_lists((2 << scenario.lists) - 2);
+            engine
         };
         let sides = [side(0), side(1)];
         let mut simulation = Simulation {
@@ -443,7 +453,7 @@ mod tests {
     fn every_seed_delivers_exactly_once_and_in_order() {
         let chosen = std::env::var("HIGHWIRE_SEED").ok().and_then(|seed| seed.parse().ok());
         let seeds = chosen.map_or(0..1000, |seed: u64| seed..seed + 1);
-        let (mut delivered, mut ended, mut falls) = (0, 0, 0);
+        let (mut delivered, mut ended, mut falls, mut granted) = (0, 0, 0, 0);
         for seed in seeds {
             let report = Simulation::new(Scenario::from_seed(seed)).run();
             assert!(report.is_right(), "HIGHWIRE_SEED={seed}\n{report}");
@@ -453,9 +463,10 @@ mod tests {
                 ended += 1
             }
             falls += report.sides.iter().map(|side| side.size_falls).sum::<u64>();
+            granted += report.sides.iter().map(|side| side.fast_grants).sum::<u64>();
         }
-        let all = delivered > 900 && ended > 0 && falls > 10;
-        assert!(chosen.is_some() || all, "{delivered} delivered, {ended} ended, {falls} falls");
+        let all = delivered > 900 && ended > 0 && falls > 10 && granted > 100;
+        assert!(chosen.is_some() || all, "{delivered} delivered, {ended} ended, {falls} falls, {granted} grants");
     }
 
     #[test]

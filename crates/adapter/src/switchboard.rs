@@ -428,6 +428,14 @@ impl Switchboard {
         self.engine.endpoint().session(key.session)?.revoke(key.vi, payload_token).map(unload)
     }
 
+    /// Asks for a receive list for what this line sends. One that is over needs none.
+    pub(crate) fn request_fast(&mut self, key: Key, now: Duration) {
+        if let Some(session) = self.engine.endpoint().session(key.session) {
+            let _ = session.request_fast(key.vi);
+        }
+        self.send(now);
+    }
+
     // ── What happened ────────────────────────────────────────────────────────────────────────────
 
     /// Hands out what happened; true if something did.

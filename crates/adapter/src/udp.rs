@@ -43,6 +43,8 @@ pub struct WireConfig {
     /// waits in it; an idle one costs two kilobytes and a descriptor. At most 15. Ports with a key have none:
     /// what is sealed cannot be put into its place before it is opened.
     pub lists: u8,
+    /// A message of so many bytes asks its receiver for a list.
+    pub fast_bytes: u32,
     /// What is asked of the kernel. Where packets say their list is known here: `lists` in it is not looked at.
     pub udp: UdpOptions,
     /// Treat what is sent badly, from a seed, to see how a program bears it.
@@ -67,6 +69,7 @@ impl Default for WireConfig {
             packet_size: session.packet_size,
             speculation: Speculation::default(),
             lists: 4,
+            fast_bytes: session.fast_bytes,
             udp: UdpOptions { length: Some(LENGTH), ..UdpOptions::default() },
             impairments: None,
             record: None,
@@ -143,6 +146,7 @@ impl UdpWire {
             receives_max: DESCRIPTORS_MAX,
             // One more for notes, and one for each to carry the payloads of remote memory.
             vis_max: 2 * self.config.vis_max + 1,
+            fast_bytes: self.config.fast_bytes,
             ..SessionConfig::default()
         };
         let sessions_max = self.config.sessions_max;

@@ -101,7 +101,7 @@ fn wireshark_shows_every_field_of_a_plain_run_as_it_is() {
     let Some(rows) = tshark(&file, &fields) else { return };
     let packets = read(&file);
     assert_eq!(rows.len(), packets.len());
-    let mut seen = [0; 7];
+    let mut seen = [0; 8];
     let (mut damaged, mut sizes_tried) = (0, 0);
     for (at, (row, packet)) in rows.iter().zip(&packets).enumerate() {
         let (kind, bytes) = (packet.bytes[1], &packet.bytes);
@@ -112,7 +112,7 @@ fn wireshark_shows_every_field_of_a_plain_run_as_it_is() {
         assert_eq!(row[..compared], expected[..compared], "packet {}", at + 1);
         damaged += usize::from(!right);
         sizes_tried += usize::from(right && kind == PROBE && bytes.len() > 64);
-        seen[usize::from(kind).min(6)] += 1;
+        seen[usize::from(kind).min(7)] += 1;
     }
     assert!(damaged > 0 && seen[1..=5].iter().all(|&count| count > 0), "{damaged} damaged, of kinds: {seen:?}");
     assert!(sizes_tried > 0, "no probe of a size was seen");
@@ -164,6 +164,10 @@ fn wireshark_says_what_is_wrong_with_malformed_packets_and_nothing_of_good_ones(
         (packet(DATA, 2 | 8, &[(30, 3)], &[0; 18]), "A preface of 19 bytes is cut short: 18 are there"),
         (packet(DATA, 2, &[], &[1, 0, 0, 0, 0, 0, 0, 0, 7, 7]), "2 bytes of payload in a message of 1"),
         (packet(DATA, 0, &[(30, 3)], &[0; 18]), "Control bytes in a packet that is not the first"),
+        (packet(FAST, 0, &[(24, 1)], &[]), ""),
+        (packet(FAST, 0, &[(24, 9)], &[]), "Unknown word"),
+        (packet(FAST, 0, &[(24, 1), (3, 2)], &[]), "A word about a list goes by none"),
+        (packet(FAST, 0, &[(24, 2)], &[]), "There is no such list"),
         (packet(HELLO, 0, &[(28, 56)], &[0; 56]), "120 bytes: a hello has exactly 1200"),
         (packet(HELLO, 0, &[(28, 56), (29, 0), (16, 1)], &[0; 1136]), "Fields that this kind does not use are not 0"),
         (packet(WELCOME, 0, &[], &[0; 56]), "An offer of another version"),
@@ -234,6 +238,29 @@ fn wireshark_shows_what_is_asked_of_remote_memory() {
     assert_eq!(rows[3], ["9", "7", "8", "", "", "", "", "", "", ""]);
     assert_eq!(rows[4], ["10", "7", "8", "", "", "", "", "", "2", "4096"]);
     assert_eq!(rows[5], ["7", "7", "8", "", "", "", "", "", "", ""]);
+}
+
+#[test]
+fn wireshark_shows_words_about_lists() {
+    let place = Place::new();
+    let file = place.file("fast.pcap");
+    let word =
+        |word: u8, others: &[(usize, u8)]| packet(FAST, 0, &[&[(16, 5), (20, 3), (24, word)], others].concat(), &[]);
+    let never: Vec<(usize, u8)> = (44..48).map(|at| (at, 255)).collect();
+    let packets =
+        [word(1, &[(41, 4)]), word(2, &[(44, 2)]), word(3, &[(45, 1), (40, 2)]), word(3, &never), word(4, &[(44, 2)])];
+    write_file(&file, packets.iter().map(|bytes| &bytes[..]));
+    let fields = ["word", "request", "list", "bytes", "after"].map(|field| format!("highwire.fast.{field}"));
+    let fields: Vec<&str> = fields.iter().map(String::as_str).chain(["highwire.vi", "highwire.malformed"]).collect();
+    let Some(rows) = tshark(&file, &fields) else { return };
+    let expected = [
+        ["1", "3", "", "1024", "", "5", ""],
+        ["2", "3", "2", "", "", "5", ""],
+        ["3", "3", "2", "", "256", "5", ""],
+        ["3", "3", "0", "", "4294967295", "5", ""],
+        ["4", "3", "2", "", "", "5", ""],
+    ];
+    assert_eq!(rows, expected);
 }
 
 // ── What tshark is to say ────────────────────────────────────────────────────────────────────────
@@ -406,6 +433,7 @@ const DATA: u8 = 3;
 const ACK: u8 = 4;
 const PROBE: u8 = 5;
 const CLOSE: u8 = 6;
+const FAST: u8 = 7;
 
 /// A plain packet with a right length and checksum, unless other bytes of the header are given.
 fn packet(kind: u8, flags: u8, others: &[(usize, u8)], payload: &[u8]) -> Vec<u8> {

@@ -462,6 +462,37 @@ fn all_ports_of_an_interface_are_recorded_in_one_file() {
 }
 
 #[test]
+fn a_vi_without_a_key_is_granted_a_list_that_it_asks_for() {
+    let folder = tempfile::tempdir().unwrap();
+    for (wire, lists) in wires().into_iter().flat_map(|wire| [(wire.clone(), 4), (wire, 0)]) {
+        let file = folder.path().join("fast.pcap");
+        let recording = Recording::create(&file).unwrap();
+        let wire = WireConfig { record: Some(recording.clone()), lists, ..wire };
+        let mut pair = Pair::new(&wire);
+        pair.here.request_fast();
+        // And a message that asks by itself.
+        for bytes in [100, 1 << 20] {
+            let payload = content(3, bytes);
+            let place = pair.memory.slice(0..bytes).unwrap();
+            pair.there.post_recv(Receive::new(1).into(place)).unwrap();
+            pair.here.send_bytes(1, &payload).unwrap();
+            let (_, there) = pair.complete(1, 1);
+            assert_eq!((there[0].length, &there[0].status), (bytes, &Ok(())));
+        }
+        recording.flush();
+        let written = std::fs::read(&file).unwrap();
+        // Version, kind, any flags, no list; and the word: granted, or refused.
+        let is_word = |packet: &[u8], word| packet[..4] == [1, 7, 0, 0] && packet[24..28] == [word, 0, 0, 0];
+        let said = |word| written.windows(64).any(|packet| is_word(packet, word));
+        let plain = wire.keys.is_insecure();
+        assert_eq!([said(2), said(3)], [plain && lists > 0, plain && lists == 0], "{wire:?}");
+        // Nobody is left to ask.
+        drop(pair.there);
+        pair.here.request_fast();
+    }
+}
+
+#[test]
 fn the_key_is_changed_while_connections_go_on() {
     let (old, new) = (|| ClusterKey::from_random([1; 32]), || ClusterKey::from_random([2; 32]));
     let config = || Config { connect_timeout: Duration::from_secs(1), ..Config::default() };

@@ -91,6 +91,8 @@ pub struct LinkCounters {
     pub packets_received: u64,
     /// Their bytes.
     pub bytes_received: u64,
+    /// Those among the packets that came by lists.
+    pub packets_by_lists: u64,
     /// System calls for sending and receiving.
     pub system_calls: u64,
     /// Errors that mean a lost packet and nothing more: no route, a firewall, a closed port.

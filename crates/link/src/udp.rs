@@ -456,6 +456,9 @@ impl UdpLink {
             receive_at(socket, incoming, counters, inbox, guide.as_deref_mut(), is_soft)
         });
         self.counters.lists_lost += lost;
+        if found {
+            self.counters.packets_by_lists += inbox.len() as u64;
+        }
         found
     }
 

@@ -436,6 +436,9 @@ pub trait Carrier: Debug + Send + Sync {
     /// Takes that back: nothing lands in the memory afterwards. False if it was not granted.
     fn withdraw(&self, handle: u32) -> bool;
 
+    /// Asks the peer for a receive list for what is sent here from now on, as far as there are any.
+    fn request_fast(&self);
+
     /// The VI is gone, and has not taken the completions of so many messages. If some of those are not even done,
     /// the peer is told that the VI was aborted.
     fn close(&self, outstanding: usize);

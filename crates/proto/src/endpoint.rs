@@ -11,6 +11,7 @@
 
 mod speculation;
 
+use crate::admission::{Admission, Holder, RETRY_AFTER, Word};
 use crate::entropy::Entropy;
 use crate::handshake::{Initiator, Offer, respond};
 use crate::header::{Header, Kind};
@@ -111,6 +112,16 @@ pub struct EndpointStats {
     pub turned_away: u64,
     /// Packets that a session dropped.
     pub dropped: u64,
+    /// Requests of peers for a receive list.
+    pub list_requests: u64,
+    /// Those that were granted one, again or for the first time.
+    pub list_grants: u64,
+    /// Those that were refused.
+    pub list_refusals: u64,
+    /// Lists that came back since nobody used them.
+    pub lists_idle: u64,
+    /// Packets that named a list that was not their VI's.
+    pub foreign_lists: u64,
 }
 
 #[derive(Debug)]
@@ -156,6 +167,7 @@ pub struct Endpoint<S, T> {
     events: VecDeque<EndpointEvent<S, T>>,
     stats: EndpointStats,
     intake: Intake,
+    admission: Admission,
     /// Nothing was to be sent when it was last looked for, and nothing has happened since that could
     /// change that: sessions need not be asked before `deadline`.
     at_rest: bool,
@@ -190,6 +202,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             events: VecDeque::new(),
             stats: EndpointStats::default(),
             intake: Intake::default(),
+            admission: Admission::new(),
             at_rest: false,
             deadline: None,
             all_told: false,
@@ -218,6 +231,23 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             self.intake.overruns = datagrams as u32;
             self.tell_intake();
         }
+    }
+
+    /// These receive lists can be granted to transfers, a bit for each: bit n is list n, bit 0 is not looked
+    /// at. Without this there are none.
+    pub fn set_lists(&mut self, lists: u16) {
+        self.stir();
+        self.admission.set_lists(lists);
+    }
+
+    /// The receive lists that are granted, a bit for each.
+    pub fn lists_in_use(&self) -> u16 {
+        self.admission.granted()
+    }
+
+    /// The session and the VI, as this side numbers them, whose packets are to come by a list.
+    pub fn list_holder(&self, list: u8) -> Option<(u32, u32)> {
+        self.admission.holder(list)
     }
 
     fn tell_intake(&mut self) {
@@ -337,6 +367,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     pub fn forget(&mut self, number: u32) {
         self.stir();
         self.sessions.remove(&number);
+        self.admission.release_unless(|(session, _)| session != number);
         self.turns.retain(|turn| *turn != number);
     }
 
@@ -413,7 +444,8 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         let number = header.session;
         if let Some(open) = self.sessions.get_mut(&number) {
             self.last = number;
-            match open.session.handle_parsed(now, header, packet) {
+            let taken = open.session.handle_parsed(now, header, packet);
+            match taken {
                 // It is authentic and newer than all before, so its sender is where it came from [W-60].
                 Ok(()) if open.session.heard_newest() => {
                     open.peer = from;
@@ -423,6 +455,9 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
                 // about where its sender is now.
                 Ok(()) | Err(Dropped::NoPlace) => {}
                 Err(_) => self.stats.dropped += 1,
+            }
+            if taken.is_ok() && (header.list != 0 || matches!(header.kind, Kind::Fast | Kind::Close)) {
+                self.handle_fast(now, &header);
             }
             return;
         }
@@ -445,6 +480,60 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             self.turns.push_back(number);
             self.events.push_back(EndpointEvent::Accepted(number, from));
         }
+    }
+
+    /// A packet that was taken and names a receive list, or is about one, or ends its session [W-92].
+    #[inline(never)]
+    pub(super) fn handle_fast(&mut self, now: Duration, header: &Header) {
+        let holder = (header.session, header.vi);
+        let word = match header.kind {
+            Kind::Data if self.admission.note_use(now, holder, header.list) => return,
+            Kind::Data => {
+                self.stats.foreign_lists += 1;
+                let word = Word::Refusal { request: 0, list: header.list, after: Some(RETRY_AFTER) };
+                if let Some(open) = self.sessions.get_mut(&header.session) {
+                    open.session.refuse_list(now, header.vi, word);
+                }
+                return;
+            }
+            Kind::Close => return self.release_ended(),
+            Kind::Fast => Word::parse(header),
+            _ => return,
+        };
+        match word {
+            Some(Word::Request { request, .. }) => self.answer_request(now, holder, request),
+            Some(Word::Done { request, .. }) => self.admission.release(holder, request),
+            _ => {}
+        }
+    }
+
+    fn answer_request(&mut self, now: Duration, holder: Holder, request: u32) {
+        if !self.admission.has_free() {
+            self.release_ended();
+            self.stats.lists_idle += self.admission.release_idle(now);
+        }
+        let Some(open) = self.sessions.get_mut(&holder.0) else { return };
+        // A VI that is not open yet will be, perhaps: then it is asked for again.
+        let Some(can_be_fast) = open.session.can_be_fast(holder.1) else { return };
+        self.stats.list_requests += 1;
+        let word = if !can_be_fast || !self.admission.has_lists() {
+            Word::Refusal { request, list: 0, after: None }
+        } else if let Some(list) = self.admission.grant(now, holder, request, open.session.round_trip_least()) {
+            Word::Grant { request, list }
+        } else {
+            Word::Refusal { request, list: 0, after: Some(RETRY_AFTER) }
+        };
+        let granted = matches!(word, Word::Grant { .. });
+        *(if granted { &mut self.stats.list_grants } else { &mut self.stats.list_refusals }) += 1;
+        open.session.answer_fast(holder.1, word);
+    }
+
+    /// Lists of sessions and VIs that are no more come back.
+    fn release_ended(&mut self) {
+        let sessions = &self.sessions;
+        self.admission.release_unless(|(session, vi)| {
+            sessions.get(&session).is_some_and(|open| open.session.can_be_fast(vi).is_some())
+        });
     }
 
     /// [W-58]
@@ -529,6 +618,10 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
 
     fn next_deadline(&self) -> Option<Duration> {
         let sessions = self.sessions.values().filter_map(|open| open.session.poll_timeout()).min();
+        let sessions = match self.admission.deadline() {
+            None => sessions,
+            lists => lists.into_iter().chain(sessions).min(),
+        };
         if self.pending() == 0 {
             return sessions;
         }
@@ -564,6 +657,10 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             if open.session.poll_timeout().is_some_and(|at| at <= now) {
                 open.session.handle_timeout(now);
             }
+        }
+        if self.admission.granted() != 0 {
+            self.release_ended();
+            self.stats.lists_idle += self.admission.release_idle(now);
         }
     }
 

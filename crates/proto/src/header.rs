@@ -32,6 +32,8 @@ pub enum Kind {
     Probe = 5,
     /// Ends a session.
     Close = 6,
+    /// Asks for a receive list, grants or refuses one, or gives it back.
+    Fast = 7,
 }
 
 impl Kind {
@@ -43,6 +45,7 @@ impl Kind {
             4 => Ok(Kind::Ack),
             5 => Ok(Kind::Probe),
             6 => Ok(Kind::Close),
+            7 => Ok(Kind::Fast),
             _ => Err(Malformed::UnknownKind { kind }),
         }
     }

@@ -21,6 +21,8 @@ pub(crate) enum Cargo {
     Credit,
     /// The last word of a session.
     Close,
+    /// A word about a receive list: it is never sent again.
+    Fast,
 }
 
 /// What packets that left together have in common.

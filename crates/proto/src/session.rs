@@ -18,6 +18,7 @@ mod landing;
 mod size;
 mod speculation;
 
+use crate::admission::{Fast, Word};
 use crate::congestion::{Controller, RateBased, Room, unit};
 use crate::handshake::{Established, Offer};
 use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind, NUMBERS};
@@ -60,6 +61,8 @@ pub struct SessionConfig {
     pub vis_max: usize,
     /// Holes in what has arrived, of packets and of each message. What would make more is not taken.
     pub holes_max: usize,
+    /// A message of so many bytes asks the receiver for a list of its own, if it is not sealed.
+    pub fast_bytes: u32,
 }
 
 impl Default for SessionConfig {
@@ -74,6 +77,7 @@ impl Default for SessionConfig {
             receives_max: 1024,
             vis_max: 1024,
             holes_max: 1024,
+            fast_bytes: 256 << 10,
         }
     }
 }
@@ -240,6 +244,12 @@ pub struct SessionStats {
     pub messages_sent: u64,
     /// Messages received.
     pub messages_received: u64,
+    /// Requests for a receive list of the peer's.
+    pub fast_requests: u64,
+    /// Times it granted one.
+    pub fast_grants: u64,
+    /// Times it refused one, or took it back.
+    pub fast_refusals: u64,
 }
 
 #[derive(Debug)]
@@ -485,6 +495,8 @@ pub struct Session<S, T> {
     ack_taken: u64,
     /// One that came with a whole message, and when: whoever waits for the message has it first.
     ack_left: Option<(u64, Duration)>,
+    /// Receive lists: asked for here, answered to the peer.
+    fast: Fast,
     stats: SessionStats,
     /// Where the payloads of the next packets are expected.
     guessed: Option<Guessed>,
@@ -503,6 +515,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         Session {
             number,
             peer,
+            fast: Fast::new(config.fast_bytes, sealing.is_sealed()),
             sealing,
             state: State::Open,
             vis: BTreeMap::new(),
@@ -585,6 +598,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             || self.last_words_wanted
             || self.state != State::Open
             || !self.asking.is_empty()
+            || self.fast.is_due()
             || self.has_data()
     }
 
@@ -672,6 +686,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// Forgets a VI; everything outstanding on it comes back.
     pub fn close_vi(&mut self, local: u32) {
         self.take_ack_left();
+        self.fast.forget(local);
         self.flush_vi(local, Ending::ViClosed);
         if let Some(state) = self.vis.remove(&local) {
             self.landing_closed += state.landing;
@@ -837,6 +852,18 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
     }
 
+    /// Asks the peer for a receive list for what is sent on this VI from now on, as a large message does by
+    /// itself. It may be refused, and comes back when nothing is sent for a while; nothing but speed depends
+    /// on it [W-90].
+    pub fn request_fast(&mut self, vi: u32) -> Result<(), Refusal> {
+        self.check_open()?;
+        let state = self.vis.get(&vi).ok_or(Refusal::UnknownVi(vi))?;
+        if state.sends == Assurance::Reliable {
+            self.fast.ask(vi, state.remote, 0);
+        }
+        Ok(())
+    }
+
     /// Ends the session when everything sent has arrived; the peer is told [W-55].
     pub fn close(&mut self) {
         if self.state == State::Open {
@@ -877,6 +904,9 @@ impl<S: Source, T: Sink> Session<S, T> {
         for timer in [self.acknowledge_by, self.lost_by, self.probe_by, self.close_by, self.ask_by] {
             by = timer.map_or(by, |timer| timer.min(by));
         }
+        if self.fast.is_active() {
+            by = self.fast.deadline().map_or(by, |timer| timer.min(by));
+        }
         if self.has_data() && self.has_window() {
             by = by.min(self.next_send);
         }
@@ -900,6 +930,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         if self.ask_by.is_some_and(|by| by <= now) {
             self.ask_for_credit(now);
+        }
+        if self.fast.is_active() {
+            let vis = &self.vis;
+            self.fast.handle_timeout(now, |vi| vis.get(&vi).is_some_and(|state| state.sending < state.messages.len()));
         }
         // [W-52]
         if now >= self.last_sent.max(self.last_heard) + self.death_quarter {
@@ -940,7 +974,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             Some(Cargo::Data { vi, message, index }) => self.send_again(vi, message, index),
             Some(Cargo::Close) => self.close_sent = false,
             Some(Cargo::Credit) => self.tell_credit_again(),
-            Some(Cargo::Probe | Cargo::Size(_)) | None => {}
+            Some(Cargo::Probe | Cargo::Size(_) | Cargo::Fast) | None => {}
         }
         self.probe_wanted = true;
         self.set_probe_timer(now);
@@ -991,7 +1025,7 @@ impl<S: Source, T: Sink> Session<S, T> {
                 }
                 Cargo::Close => self.close_sent = false,
                 Cargo::Credit => self.tell_credit_again(),
-                Cargo::Probe => {}
+                Cargo::Probe | Cargo::Fast => {}
             }
         }
         self.runs = lost;
@@ -1085,6 +1119,12 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.write_acknowledgement(now, out)?;
             return Some(out.len() - begin);
         }
+        if self.fast.is_due()
+            && let Some((vi, word)) = self.fast.next(now, &mut self.stats)
+        {
+            self.write_fast(now, vi, word, out)?;
+            return Some(out.len() - begin);
+        }
         if self.can_send_now(now)
             && let Some(packet) = self.write_pulse(now, segments, weave, out)
         {
@@ -1119,7 +1159,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     fn has_nothing_to_send(&self) -> bool {
-        let asked = self.acknowledge_now || self.probe_wanted || !self.asking.is_empty();
+        let asked = self.acknowledge_now || self.probe_wanted || !self.asking.is_empty() || self.fast.is_due();
         self.turns.is_empty() && !asked && self.state != State::Closing && self.search.due().is_none()
     }
 
@@ -1173,6 +1213,16 @@ impl<S: Source, T: Sink> Session<S, T> {
         let header = if kind == Kind::Probe { self.with_settled(header) } else { header };
         self.seal(&header, begin, out).then_some(())?;
         self.note_sent(now, cargo, out.len() - begin);
+        Some(())
+    }
+
+    /// A word about a receive list.
+    fn write_fast(&mut self, now: Duration, vi: u32, word: Word, out: &mut Vec<u8>) -> Option<()> {
+        let begin = out.len();
+        out.resize(begin + Header::BYTES, 0);
+        let header = word.header(vi, self.bare_header(Kind::Fast));
+        self.seal(&header, begin, out).then_some(())?;
+        self.note_sent(now, Cargo::Fast, out.len() - begin);
         Some(())
     }
 
@@ -1281,6 +1331,12 @@ impl<S: Source, T: Sink> Session<S, T> {
                 self.take_acknowledgement(now);
                 true
             }
+            Kind::Fast => {
+                if let Some(word) = Word::parse(&header) {
+                    self.fast.handle(now, header.vi, word, &mut self.stats);
+                }
+                true
+            }
             _ => true,
         };
         self.take_header_ack(now, header.ack);
@@ -1318,6 +1374,33 @@ impl<S: Source, T: Sink> Session<S, T> {
         let Some(sent) = state.message(message) else { return };
         sent.note_run(index, count);
         complete_sends(vi, state, &mut self.events, &mut self.stats);
+    }
+
+    // ── Receive lists ────────────────────────────────────────────────────────────────────────────
+
+    /// Whether a list can be granted for what comes on this VI; `None` if there is no such VI.
+    pub(crate) fn can_be_fast(&self, vi: u32) -> Option<bool> {
+        let state = self.vis.get(&vi).filter(|_| self.ended().is_none())?;
+        Some(state.receives == Assurance::Reliable && !self.sealing.is_sealed())
+    }
+
+    /// The least round trip that was seen, as far as one was.
+    pub(crate) fn round_trip_least(&self) -> Duration {
+        self.trip.least().unwrap_or_default()
+    }
+
+    /// The answer to a request for a list.
+    pub(crate) fn answer_fast(&mut self, vi: u32, word: Word) {
+        if let Some(state) = self.vis.get(&vi) {
+            self.fast.answer(vi, state.remote, word);
+        }
+    }
+
+    /// Packets of this VI name a list that is not its own: the peer is told, from time to time.
+    pub(crate) fn refuse_list(&mut self, now: Duration, vi: u32, word: Word) {
+        if self.vis.contains_key(&vi) && self.fast.note_foreign(now) {
+            self.answer_fast(vi, word);
+        }
     }
 
     // ── The end ──────────────────────────────────────────────────────────────────────────────────

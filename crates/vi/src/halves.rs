@@ -130,6 +130,16 @@ impl SendQueue {
         }
     }
 
+    /// Says that much is about to be sent. Between hosts, and without a key, the receiver is asked for a list
+    /// of its own for this VI, as it is anyway when a large message begins; nothing but speed depends on the
+    /// answer. On one host it does nothing.
+    pub fn request_fast(&self) {
+        match &self.0 {
+            Sender::Host(_) => {}
+            Sender::Wire(tx) => tx.request_fast(),
+        }
+    }
+
     /// Lets the peer read a registered region. A grant ends with the VI, and keeps the memory until then. To
     /// another host it holds for this VI alone, and can be withdrawn before.
     pub fn grant(&self, region: &Region) -> Result<RemoteKey, GrantError> {

@@ -170,6 +170,11 @@ impl Vi {
         self.tx.rdma_read(read)
     }
 
+    /// Says that much is about to be sent: see [`SendQueue::request_fast`].
+    pub fn request_fast(&self) {
+        self.tx.request_fast();
+    }
+
     /// Lets the peer read a registered region.
     pub fn grant(&self, region: &Region) -> Result<RemoteKey, GrantError> {
         self.tx.grant(region)

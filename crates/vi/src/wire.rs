@@ -359,6 +359,12 @@ impl WireSender {
         Ok(())
     }
 
+    pub(crate) fn request_fast(&self) {
+        if self.member.process.is_this() && self.member.end().is_none() {
+            self.member.carrier().request_fast();
+        }
+    }
+
     fn post_errand(&mut self, work: Work) {
         self.errands += 1;
         self.member.count_outstanding(1);

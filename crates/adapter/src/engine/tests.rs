@@ -1,7 +1,7 @@
 //! Engines on real sockets, over loopback.
 
 use super::*;
-use highwire_link::{UdpLink, UdpOptions};
+use highwire_link::{ListField, UdpLink, UdpOptions};
 use highwire_proto::{
     Assurance, ClusterKey, EndpointConfig, EndpointEvent, Event, Incoming, Keys, Outgoing, PacketSize, SeededEntropy,
 };
@@ -82,4 +82,61 @@ fn and_over_ipv6() {
         return;
     }
     exchange("[::1]:0", || Keys::new(ClusterKey::from_random([3; 32])));
+}
+
+/// One who receives from several has a socket of its own for one of them, and lists for some of the others.
+#[test]
+fn large_messages_of_several_senders_come_by_lists() {
+    const SENDERS: usize = 4;
+    const MESSAGES: u64 = 6;
+    let options = UdpOptions { lists: Some(ListField { count: 2, at: Header::LIST_AT }), ..UdpOptions::default() };
+    let side = |number: u64| {
+        let link = UdpLink::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
+        let mut entropy = SeededEntropy::new(number);
+        let config = EndpointConfig { listening: true, ..EndpointConfig::default() };
+        Engine::new(link, Endpoint::new(Keys::insecure(), config, &mut entropy), Box::new(entropy))
+    };
+    let mut sides: Vec<Side> = (0..=SENDERS as u64).map(side).collect();
+    let start = Instant::now();
+    let to = sides[0].link().local_address();
+    for sender in &mut sides[1..] {
+        sender.connect(start.elapsed(), to).unwrap();
+    }
+    let payload: Vec<u8> = (0..2_000_000u32).map(|at| (at ^ at >> 8) as u8).collect();
+    let mut arrived = 0;
+    while arrived < SENDERS as u64 * MESSAGES || sides[0].endpoint().lists_in_use() != 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "stuck with {arrived}: {:?}", sides[0].endpoint().stats());
+        for (index, side) in sides.iter_mut().enumerate() {
+            side.turn(start.elapsed()).unwrap();
+            while let Some(event) = side.endpoint().poll_event() {
+                match event {
+                    EndpointEvent::Connected(number) | EndpointEvent::Accepted(number, _) => {
+                        let session = side.endpoint().session(number).unwrap();
+                        session.open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
+                        for token in 0..MESSAGES {
+                            let payload = Some(payload.clone());
+                            let message =
+                                Outgoing { token, control: vec![], immediate: 7, payload_token: None, payload };
+                            match index {
+                                0 => {
+                                    let target = Some(vec![0; 2_000_000]);
+                                    session.post_receive(1, Incoming { token, target }).unwrap();
+                                }
+                                _ => session.post_send(1, message).unwrap(),
+                            }
+                        }
+                    }
+                    EndpointEvent::Session(_, Event::Received { token, target, status: Ok(()), .. }) => {
+                        assert!(target.as_ref() == Some(&payload), "message {token} is not what was sent");
+                        arrived += 1;
+                    }
+                    EndpointEvent::Session(_, Event::Sent { status: Ok(()), .. }) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+    let (stats, counters) = (sides[0].endpoint().stats(), sides[0].link().counters());
+    assert!(stats.list_grants >= 2 && counters.packets_by_lists > 0, "{stats:?} {counters:?}");
+    assert_eq!((counters.lists_refused, counters.lists_lost), (0, 0));
 }

@@ -115,6 +115,12 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             if open.session.heard_newest() {
                 open.peer = from;
             }
+            // What lies behind the first is of the same message, and almost always by the same list.
+            if heads.get(Header::LIST_AT).is_some_and(|list| *list != 0)
+                && let Some(Ok(header)) = heads.first_chunk().map(Header::parse_head)
+            {
+                self.handle_fast(now, &header);
+            }
         }
         taken
     }

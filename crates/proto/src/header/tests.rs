@@ -94,7 +94,7 @@ fn each_fault_has_its_name_and_numbers() {
     assert_eq!(Header::parse(&[9, 1, 2]), Err(Malformed::UnknownVersion { version: 9 }));
     assert_eq!(changed(0, 2), Err(Malformed::UnknownVersion { version: 2 }));
     assert_eq!(changed(1, 0), Err(Malformed::UnknownKind { kind: 0 }));
-    assert_eq!(changed(1, 7), Err(Malformed::UnknownKind { kind: 7 }));
+    assert_eq!(changed(1, 8), Err(Malformed::UnknownKind { kind: 8 }));
     assert_eq!(changed(2, 128), Err(Malformed::UnknownFlags { flags: 128 }));
     assert_eq!(changed(31, 1), Err(Malformed::ReservedNotZero { reserved: 1 }));
     assert_eq!(changed(30, 129), Err(Malformed::TooMuchControl { control: 129 }));
@@ -107,7 +107,7 @@ fn each_fault_has_its_name_and_numbers() {
 fn only_a_hello_may_be_padded() {
     let mut packet = data(10);
     packet[28] = 4;
-    for kind in 1..=6 {
+    for kind in 1..=7 {
         packet[1] = kind;
         assert_eq!(Header::parse(&packet).is_ok(), kind == Kind::Hello as u8, "kind {kind}");
     }

@@ -262,7 +262,7 @@ impl<S: Source, T: Sink> Session<S, T> {
                     }
                     self.suspicions.0 = 0;
                 }
-                Cargo::Probe | Cargo::Credit => {}
+                Cargo::Probe | Cargo::Credit | Cargo::Fast => {}
             }
         }
         if self.ledger.take_large_arrived() {

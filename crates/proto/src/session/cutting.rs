@@ -41,7 +41,10 @@ impl<S: Source, T: Sink> Session<S, T> {
             state.in_turns = false;
             let run = next_run(state, limit as u32, self.segment, bytes == 0 && !probing);
             line_up(vi, state, &mut self.turns, &mut self.blocked);
-            let Some(run) = run else { continue };
+            let Some(mut run) = run else { continue };
+            if self.fast.is_active() {
+                run.list = self.fast.list(now, vi);
+            }
             // What is woven is a pulse of its own.
             let woven = weave && bytes == 0 && self.can_weave(vi, &run);
             let written = self.write_run(vi, &run, woven, out);
@@ -92,6 +95,9 @@ impl<S: Source, T: Sink> Session<S, T> {
         state.note_told(&mut self.news);
         let (credit, remote, assurance) = (state.credit_told, state.remote, state.sends);
         let Some(message) = state.message(run.message) else { return 0 };
+        if run.index == 0 && assurance == Assurance::Reliable && self.fast.wants(message.preface.total) {
+            self.fast.ask(vi, remote, message.preface.total);
+        }
         let mut flags = HeaderFlags::default();
         for (flag, wanted) in [
             (HeaderFlags::TOKEN, message.preface.payload_token.is_some()),
@@ -102,7 +108,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         let mut header = Header {
             kind: Kind::Data,
             flags,
-            list: 0,
+            list: run.list,
             session: self.peer.session,
             number: 0,
             vi: remote,
@@ -159,6 +165,8 @@ struct NextRun {
     again: bool,
     /// The credit of their VI is news.
     tells: bool,
+    /// The receive list that they go by.
+    list: u8,
 }
 
 /// The next packets of a VI, at most `limit` of `segment`: something lost first, then something new. `alone`
@@ -167,7 +175,8 @@ fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32, segment: usize,
     while let Some((number, index)) = state.again.pop_front() {
         if let Some(message) = state.message(number).filter(|message| !message.has_arrived(index)) {
             let packet = message.segment() + Header::BYTES;
-            return Some(NextRun { message: number, index, count: 1, packet, again: true, tells: state.has_news });
+            let tells = state.has_news;
+            return Some(NextRun { message: number, index, count: 1, packet, again: true, tells, list: 0 });
         }
     }
     let position = state.sending;
@@ -187,7 +196,7 @@ fn next_run<S: Source, T>(state: &mut ViState<S, T>, limit: u32, segment: usize,
     if message.all_sent() {
         state.sending += 1;
     }
-    Some(NextRun { message: number, index, count, packet, again: false, tells: state.has_news })
+    Some(NextRun { message: number, index, count, packet, again: false, tells: state.has_news, list: 0 })
 }
 
 /// A message was cut when packets had another size. One of which nothing has left is cut anew; of any other,
