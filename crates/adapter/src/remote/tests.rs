@@ -4,9 +4,9 @@ use super::*;
 use crate::note::{FIRST_VI, NOTES};
 use crate::{Engine, UdpWire, WireConfig};
 use highwire_link::{UdpLink, UdpOptions};
-use highwire_mem::work::{Carrier, Done, Line, Side, Wire, Work};
+use highwire_mem::work::{Carrier, Done, Line, Place, Side, Wire, Work};
 use highwire_mem::{Buffer, Exported, Region, Tag};
-use highwire_proto::{Endpoint, EndpointConfig, EndpointEvent, Event, Keys, SeededEntropy};
+use highwire_proto::{Endpoint, EndpointConfig, EndpointEvent, Entropy, Event, Keys, SeededEntropy};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -393,4 +393,66 @@ fn an_owner_that_lies_harms_nobody_but_itself() {
     let Parcel::Buffer(buffer) = done.parcel else { panic!("the buffer comes back") };
     assert!(buffer.iter().all(|byte| *byte == 5));
     liar.goes_on(&victim);
+}
+
+/// Notes and payloads at random, some of them nearly right. Only bytes that the liar may write can change, what was
+/// not granted does not, and messages arrive as before.
+#[test]
+fn whatever_a_liar_says_at_random_it_writes_what_it_was_granted_and_no_more() {
+    let mut random = SeededEntropy::new(2);
+    for _ in 0..16 {
+        let (mut liar, victim) = meet();
+        let ((granted, handle), secret) = (victim.export(20_000), Exported::create(20_000, Tag(0)).unwrap());
+        let mut tokens: Vec<u64> = vec![0, 1, u64::MAX];
+        for _ in 0..400 {
+            match random.below(8) {
+                // In the range that it is for, or far beyond.
+                0..=2 => {
+                    let kind = match random.below(2) {
+                        0 => RequestKind::Write,
+                        _ => RequestKind::Read { token: tokens[random.below(tokens.len() as u64) as usize] },
+                    };
+                    let handle = [handle, handle, secret.id(), random.below(9) as u32][random.below(4) as usize];
+                    let offset = [5_000, 5_000 + random.below(500), u64::MAX - 10, 20_000][random.below(4) as usize];
+                    let length = if offset < 6_000 { random.below(500) } else { 1 + random.below(u64::MAX) };
+                    liar.request(kind, random.below(20) as u32, handle, offset, length);
+                }
+                3 => {
+                    let (to, id, token) = (liar.vi, random.below(20) as u32, random.below(20));
+                    liar.tell([Note::Go { to, id, token }, Note::Written { to, id }][random.below(2) as usize]);
+                }
+                4 => {
+                    let mut control = vec![0u8; random.below(60) as usize];
+                    random.fill(&mut control);
+                    // Those below open and close VIs, which is not what this is about.
+                    control.iter_mut().take(1).for_each(|kind| *kind = *kind % 8 + 6);
+                    let message = Outgoing { token: 0, control, immediate: 0, payload_token: None, payload: None };
+                    liar.session().post_send(NOTES, message).unwrap();
+                }
+                _ => {
+                    let token = tokens[random.below(tokens.len() as u64) as usize];
+                    liar.send(token, vec![0xee; random.below(700) as usize]);
+                }
+            }
+            (0..3).for_each(|_| liar.turn());
+            let told = std::mem::take(&mut liar.notes);
+            tokens.extend(told.into_iter().filter_map(|note| match note {
+                Note::Go { token, .. } => Some(token),
+                _ => None,
+            }));
+        }
+        // A message still arrives, behind all of that.
+        let place = Place { token: 5, parcel: Parcel::Bytes(Vec::new()) };
+        victim.carrier().post(&victim.line, Work::Receive(place));
+        let payload = Some(b"after all".to_vec());
+        let message = Outgoing { token: 1, control: vec![], immediate: 0, payload_token: None, payload };
+        liar.session().post_send(FIRST_VI, message).unwrap();
+        let done = liar.until(|_| victim.line.take(Side::Received));
+        assert_eq!((done.token, done.status, done.length), (5, Ok(()), 9));
+        let found = bytes(&granted);
+        assert!(found[..5_000].iter().chain(&found[6_000..]).all(|byte| *byte == 0));
+        assert!(found[5_000..6_000].contains(&0xee), "nothing was ever written");
+        assert!(bytes(&secret).iter().all(|byte| *byte == 0));
+        assert_eq!(victim.line.ended(), None);
+    }
 }
