@@ -1,7 +1,7 @@
 //! Many virtual interfaces between two processes: what they cost, and how fast a message on a random
 //! one of them is, when each side waits for all of them on one completion queue.
 
-use crate::contest::{Burst, Command, Contest};
+use crate::contest::{Burst, Command, Contest, Landed};
 use crate::machine::kilobytes;
 use crate::network::Network;
 use crate::pair::{Link, PATIENCE, Pair, Patience, Role};
@@ -215,7 +215,17 @@ fn trial(pair: &mut Pair, crowd: &mut Crowd, number: usize, seed: u64) -> Result
     let spinning = link.spinning;
     let state = if spinning { State::of_trial(before_ns, after_ns) } else { State::OneCore };
     let preempted = spinning && lost as f64 > Contestant::Vi.lost_ns_max(Exercise::PingPong, nanoseconds);
-    Ok(Burst { nanoseconds, delivery: None, cpu_ns: [0; 2], before_ns, after_ns, state, preempted })
+    Ok(Burst {
+        nanoseconds,
+        delivery: None,
+        cpu_ns: [0; 2],
+        landed: Landed::default(),
+        interfering: 0,
+        before_ns,
+        after_ns,
+        state,
+        preempted,
+    })
 }
 
 fn crowd(pair: &mut Pair, count: usize) -> Result<Crowd, BenchError> {

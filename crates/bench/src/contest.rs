@@ -5,8 +5,9 @@
 
 use crate::connections;
 use crate::pair::{Link, Pair, Role, cpu_ns};
-use crate::transports::{Contestant, Delivery, Exercise, Transport};
+use crate::transports::{Contestant, Delivery, Exercise, Transport, landing};
 use crate::{BenchError, State};
+use highwire::Landings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -47,11 +48,17 @@ impl Start {
     /// caches. A stream goes once through a payload area; frames that were just filled are warm.
     fn warm(&self) -> usize {
         match self.exercise {
+            _ if self.contestant.lands() => landing::buffers(self.size).max(landing::buffers(0)),
             Exercise::Stream | Exercise::StreamAsleep if self.contestant != Contestant::Vi => {
                 (WARM_AREA_BYTES / self.size).clamp(1, self.count)
             }
             _ => (self.count / 8).clamp(1, 32),
         }
+    }
+
+    /// Bytes of all messages.
+    pub(crate) fn bytes(&self) -> usize {
+        self.contestant.message_bytes(self.size) * self.count
     }
 }
 
@@ -63,11 +70,42 @@ pub(crate) struct Burst {
     pub(crate) delivery: Option<Delivery>,
     /// CPU time of the driver and of the peer.
     pub(crate) cpu_ns: [u64; 2],
+    /// Where the payloads of it were received, where that is counted.
+    pub(crate) landed: Landed,
+    /// Messages that were sent to get in its way.
+    pub(crate) interfering: u64,
     pub(crate) before_ns: f64,
     pub(crate) after_ns: f64,
     pub(crate) state: State,
     /// One of the processes lost its CPU for a while.
     pub(crate) preempted: bool,
+}
+
+/// How many payloads of a trial were received where they were expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Landed {
+    pub(crate) hits: u64,
+    /// Payloads that were received elsewhere, and copied.
+    pub(crate) copied: u64,
+    /// All of them.
+    pub(crate) packets: u64,
+}
+
+impl Landed {
+    fn between(before: &Landings, after: &Landings) -> Landed {
+        let packets = |landings: &Landings| landings.hits + landings.seen + landings.copied;
+        Landed {
+            hits: after.hits - before.hits,
+            copied: after.copied - before.copied,
+            packets: packets(after) - packets(before),
+        }
+    }
+
+    /// The part of `packets` for which nothing was guessed, or wrongly; and the part that was copied.
+    pub(crate) fn failed_and_copied(self) -> (f64, f64) {
+        let part = |packets| packets as f64 / self.packets.max(1) as f64;
+        (part(self.packets - self.hits), part(self.copied))
+    }
 }
 
 /// The driver's side of everybody who takes part.
@@ -119,7 +157,7 @@ impl Contest {
                 transport.lead(exercise, size, count)?;
                 let nanoseconds = clock.elapsed().as_nanos() as f64;
                 let used = cpu_ns() - used;
-                let delivery = transport.take_delivery();
+                let (delivery, interfering) = (transport.take_delivery(), transport.interfering());
                 if start.contestant.needs_tending() {
                     link.meet_tending(|| transport.tend())?;
                 }
@@ -132,7 +170,18 @@ impl Contest {
                 // On one CPU the two processes wait for each other all the time.
                 let preempted = spinning && lost as f64 > start.contestant.lost_ns_max(exercise, nanoseconds);
                 let cpu_ns = [used, link.peer_cpu()];
-                bursts.push(Burst { nanoseconds, delivery, cpu_ns, before_ns, after_ns, state, preempted });
+                let landed = link.peer_landed();
+                bursts.push(Burst {
+                    nanoseconds,
+                    delivery,
+                    cpu_ns,
+                    landed,
+                    interfering,
+                    before_ns,
+                    after_ns,
+                    state,
+                    preempted,
+                });
                 (before_ns, waited, peer_waited) = (after_ns, now_waited, peer_now);
             }
             Ok(bursts)
@@ -160,9 +209,11 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
                     transport.prepare_for(Role::Peer, exercise, size, start.warm() + count)?;
                     link.meet()?;
                     transport.follow(exercise, size, start.warm())?;
+                    let landings = transport.landings();
                     let used = cpu_ns();
                     transport.follow(exercise, size, count)?;
                     link.note_cpu(cpu_ns() - used);
+                    link.note_landed(Landed::between(&landings, &transport.landings()));
                     if contestant.needs_tending() {
                         link.meet_tending(|| transport.tend())?;
                     }

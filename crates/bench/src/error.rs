@@ -46,6 +46,21 @@ pub enum BenchError {
         /// What the library said.
         why: String,
     },
+    /// A message arrived with something else in it than was sent.
+    #[error(
+        "{contestant}: message {message} of sender {sender} arrived with something else at byte {place} than was sent; \
+         this is a fault of Highwire, please report it"
+    )]
+    Contents {
+        /// Which contestant.
+        contestant: &'static str,
+        /// Which of its senders, from 0 on.
+        sender: usize,
+        /// Which of the sender's messages, from 0 on.
+        message: u64,
+        /// Where in the message.
+        place: usize,
+    },
     /// The state asked for did not occur.
     #[error(
         "the CPUs were never {wanted} within {seconds} seconds (the last crossing of a cache line took {last_ns:.0} ns); \

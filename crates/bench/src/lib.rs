@@ -16,6 +16,7 @@ mod connections;
 mod contest;
 mod demo;
 mod error;
+mod landing;
 mod machine;
 mod network;
 mod outsiders;
@@ -58,6 +59,8 @@ pub enum Bench {
     Connections,
     /// Latency, bandwidth and CPU time between two network namespaces.
     Wire,
+    /// What receiving payloads where they are expected gains, and what guessing wrong costs.
+    Landing,
 }
 
 impl Bench {
@@ -69,6 +72,7 @@ impl Bench {
             Bench::Pipelining => "pipelining",
             Bench::Connections => "connections",
             Bench::Wire => "wire",
+            Bench::Landing => "landing",
         }
     }
 
@@ -79,10 +83,25 @@ impl Bench {
                 Exercise::PingPong => &[4, 64, 1024, 8192, 65536],
                 Exercise::Stream => &[1024, 8192, 65536, 1_048_576],
                 Exercise::StreamAsleep => ASLEEP_SIZES,
+                Exercise::Interfered => &[],
+            },
+            Bench::Landing => match exercise {
+                Exercise::PingPong => &[],
+                Exercise::Stream => &[1 << 20],
+                Exercise::StreamAsleep => &[1 << 20, 2 << 20, 64 << 20],
+                Exercise::Interfered => &[0, 100, 10_000],
             },
             Bench::Latency | Bench::Bandwidth => &[4, 64, 240, 1024, 4096, 8192, 32768, 65536, 262_144, 1_048_576],
             Bench::Pipelining => &[8192, 65536, 1_048_576],
             Bench::Connections => &[1, 100, 1000],
+        }
+    }
+
+    /// Every size that may be chosen is a multiple of this.
+    pub fn size_step(self) -> usize {
+        match self {
+            Bench::Landing => transports::landing::MESSAGE_BYTES,
+            _ => 1,
         }
     }
 
@@ -91,6 +110,7 @@ impl Bench {
         match self {
             Bench::Connections => 4000,
             Bench::Wire => 4 << 20,
+            Bench::Landing => 256 << 20,
             _ => 16 << 20,
         }
     }
@@ -104,6 +124,7 @@ impl Bench {
             }
             Bench::Connections => &[Contestant::Vi],
             Bench::Wire => WIRE,
+            Bench::Landing => LANDING,
         }
     }
 
@@ -111,6 +132,7 @@ impl Bench {
     pub fn candidates(self) -> &'static [Contestant] {
         match self {
             Bench::Wire => WIRE,
+            Bench::Landing => LANDING,
             _ => &Contestant::ALL[..11],
         }
     }
@@ -133,7 +155,7 @@ pub struct Options {
     pub one_core: bool,
     /// Other libraries too.
     pub peers: bool,
-    /// For [`Bench::Wire`]: the loopback device instead of a network of its own.
+    /// For [`Bench::Wire`] and [`Bench::Landing`]: the loopback device instead of a network of its own.
     pub loopback: bool,
     /// Show a progress bar, where there is a terminal.
     pub progress: bool,
@@ -164,12 +186,16 @@ impl Options {
         self.bench.exercises().iter().copied().flat_map(of_exercise).collect()
     }
 
-    /// The sizes chosen, or the usual ones. CPU time is counted at its usual size only.
+    /// The sizes chosen, or the usual ones. Some figures are for their usual sizes only.
     pub(crate) fn sizes_of(&self, exercise: Exercise) -> Vec<usize> {
         let usual = self.bench.sizes(exercise).iter().copied();
-        let mut sizes: Vec<usize> = match exercise {
+        let mut sizes: Vec<usize> = match (self.bench, exercise) {
             _ if self.sizes.is_empty() => usual.collect(),
-            Exercise::StreamAsleep => usual.filter(|size| self.sizes.contains(size)).collect(),
+            // Those are no bytes.
+            (_, Exercise::Interfered) => usual.collect(),
+            (Bench::Wire, Exercise::StreamAsleep) | (Bench::Landing, Exercise::Stream) => {
+                usual.filter(|size| self.sizes.contains(size)).collect()
+            }
             _ => self.sizes.clone(),
         };
         sizes.sort_unstable();
@@ -192,7 +218,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     match options.bench {
         Bench::Connections => connections::run(options, began),
         Bench::Latency | Bench::Bandwidth | Bench::Pipelining => rounds::run(options, began),
-        Bench::Wire => wire::run(options, began),
+        Bench::Wire | Bench::Landing => wire::run(options, began),
     }
 }
 
@@ -227,4 +253,17 @@ const WIRE: &[Contestant] = &[
     Contestant::RdmaWrite,
     Contestant::RdmaRead,
     Contestant::SendAndMessage,
+];
+
+/// Everybody of `bench landing`.
+const LANDING: &[Contestant] = &[
+    Contestant::Copying,
+    Contestant::Peek,
+    Contestant::Landing,
+    Contestant::AlwaysWrong,
+    Contestant::OneSender,
+    Contestant::FourSenders,
+    Contestant::FourSendersNoLists,
+    Contestant::Interference,
+    Contestant::InterferenceWithin,
 ];

@@ -1,4 +1,4 @@
-//! The network of `bench wire`: two network namespaces, joined by two pairs of virtual Ethernet devices.
+//! The network of `bench wire` and `bench landing`: two network namespaces, joined by two pairs of virtual Ethernet devices.
 //!
 //! ```text
 //! namespace highwire-bench-PID-driver            namespace highwire-bench-PID-peer

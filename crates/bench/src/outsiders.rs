@@ -253,7 +253,7 @@ impl Outsider {
         };
         Ok(match exercise {
             Exercise::PingPong => vec![(Measure::LatencyNs, latency_ns)],
-            Exercise::Stream | Exercise::StreamAsleep => {
+            Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => {
                 vec![(Measure::BandwidthGbS, rate * size as f64 / 1e9), (Measure::MessagesPerS, rate)]
             }
         })
@@ -307,8 +307,8 @@ fn messages(exercise: Exercise, size: usize) -> usize {
     match exercise {
         Exercise::PingPong if size <= 1024 => 20_000,
         Exercise::PingPong => 4_000,
-        Exercise::Stream | Exercise::StreamAsleep if size <= 1024 => 100_000,
-        Exercise::Stream | Exercise::StreamAsleep => 3_000,
+        _ if size <= 1024 => 100_000,
+        _ => 3_000,
     }
 }
 

@@ -5,6 +5,7 @@
 //! one CPU each. The second process dies with the first, however that one ends.
 
 use crate::BenchError;
+use crate::contest::Landed;
 use crate::network::{Home, Network, Wire};
 use highwire_mem::{Courier, CourierError, Words};
 use rustix::thread::CpuSet;
@@ -231,6 +232,19 @@ impl Link {
         self.words.load(if self.role == Role::Driver { PEER_CPU } else { DRIVER_CPU })
     }
 
+    /// Tells the other side where the payloads of a trial were received.
+    pub(crate) fn note_landed(&mut self, landed: Landed) {
+        self.words.store(PEER_HITS, landed.hits);
+        self.words.store(PEER_COPIED, landed.copied);
+        self.words.store(PEER_PACKETS, landed.packets);
+    }
+
+    /// What the peer noted last, before the last meeting.
+    pub(crate) fn peer_landed(&self) -> Landed {
+        let [hits, copied, packets] = [PEER_HITS, PEER_COPIED, PEER_PACKETS].map(|place| self.words.load(place));
+        Landed { hits, copied, packets }
+    }
+
     /// Notes, for the other side too, how long this process has waited for its CPU so far.
     pub(crate) fn note_wait(&mut self) -> u64 {
         let waited = self.schedule.as_ref().and_then(waited_ns).unwrap_or(0);
@@ -436,7 +450,10 @@ const DRIVER_CPU: usize = 6;
 const PEER_CPU: usize = 7;
 const DRIVER_REST: usize = 8;
 const PEER_REST: usize = 9;
-const WORDS: usize = 10;
+const PEER_HITS: usize = 10;
+const PEER_COPIED: usize = 11;
+const PEER_PACKETS: usize = 12;
+const WORDS: usize = 13;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! Plots of a report, as SVG.
 
 use crate::BenchError;
+use crate::landing::{FIGURES, Figure, heights};
 use crate::report::{Report, figure, title};
 use crate::stats::Measure;
 use crate::trace::{Stripe, Trace};
@@ -14,13 +15,20 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 /// All plots of a report: file names and contents.
 pub(crate) fn all(report: &Report, directory: &Path) -> Result<Vec<(String, String)>, BenchError> {
     let mut plots = Vec::new();
-    for measure in report.measures() {
+    for measure in report.measures_by_size() {
         let name = format!("{}-{}.svg", report.bench, measure.name());
         let svg = draw(directory, &name, (960, 600), |sheet| figures(report, measure, sheet))?;
         plots.push((name, svg));
         if let Some(floor) = report.floor(measure) {
             let name = format!("{}-{}-of-floor.svg", report.bench, measure.name());
             let svg = draw(directory, &name, (960, 600), |sheet| ratios(report, measure, floor, sheet))?;
+            plots.push((name, svg));
+        }
+    }
+    if report.bench == "landing" {
+        for figure in FIGURES {
+            let name = format!("{}-{}.svg", report.bench, figure.file);
+            let svg = draw(directory, &name, (720, 480), |sheet| bars(report, figure, sheet))?;
             plots.push((name, svg));
         }
     }
@@ -125,6 +133,43 @@ fn lines(
         .border_style(BLACK.mix(0.3))
         .label_font(("sans-serif", 13))
         .draw()?;
+    Ok(())
+}
+
+/// A bar for everybody in a figure, with a line from p10 to p90.
+fn bars(report: &Report, of: &Figure, sheet: &Sheet<'_>) -> Drawn {
+    let bars = heights(report, of);
+    let high = bars.iter().map(|(_, [.., high])| *high).fold(0.0, f64::max);
+    if high <= 0.0 {
+        return Ok(());
+    }
+    let caption = format!("{}, {}", of.title, report.state);
+    // In tenths of a place, each bar in the middle of its own.
+    let end = bars.len() as i32 * 10;
+    let mut chart = ChartBuilder::on(sheet)
+        .caption(caption, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(80)
+        .build_cartesian_2d(0..end, 0.0..high * 1.1)?;
+    chart
+        .configure_mesh()
+        .x_labels(bars.len() * 2 + 1)
+        .x_label_formatter(&|place| {
+            let bar = (place % 10 == 5).then(|| bars.get(usize::try_from(place / 10).ok()?)).flatten();
+            bar.map_or(String::new(), |(name, _)| name.clone())
+        })
+        .y_label_formatter(&|value| figure(Measure::BandwidthGbS, *value))
+        .disable_x_mesh()
+        .light_line_style(WHITE.mix(0.0))
+        .label_style(("sans-serif", 13))
+        .draw()?;
+    for (place, (_, [low, median, high])) in bars.iter().enumerate() {
+        let middle = place as i32 * 10 + 5;
+        let colour = Palette99::pick(place).to_rgba();
+        chart.draw_series([Rectangle::new([(middle - 3, 0.0), (middle + 3, *median)], colour.mix(0.7).filled())])?;
+        chart.draw_series([PathElement::new([(middle, *low), (middle, *high)], BLACK.stroke_width(2))])?;
+    }
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use crate::machine::Machine;
 use crate::stats::{Measure, Rounds, Row, floor};
 use crate::trace::Trace;
+use crate::transports::landing::MESSAGE_BYTES;
 use crate::{BenchError, State};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Everything that one run of a benchmark says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections` or `wire`.
+    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire` or `landing`.
     pub bench: String,
     /// The command line.
     pub command: String,
@@ -73,7 +74,10 @@ impl Report {
         if self.bench == "pipelining" {
             text.push_str(&self.table_one());
         }
-        for measure in self.measures() {
+        if self.bench == "landing" {
+            text.push_str(&crate::landing::tables(self));
+        }
+        for measure in self.measures_by_size() {
             self.table(measure, &mut text);
         }
         text
@@ -106,6 +110,15 @@ impl Report {
         let mut measures: Vec<Measure> = self.rows.iter().map(|row| row.measure).collect();
         measures.sort();
         measures.dedup();
+        measures
+    }
+
+    /// Those of which every size is of one kind.
+    pub(crate) fn measures_by_size(&self) -> Vec<Measure> {
+        let mut measures = self.measures();
+        if self.bench == "landing" {
+            measures.retain(|measure| matches!(measure, Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb));
+        }
         measures
     }
 
@@ -148,11 +161,7 @@ impl Report {
     }
 
     pub(crate) fn size_label(&self, size: u64) -> String {
-        if self.bench == "connections" {
-            format!("{size} VI{}", if size == 1 { "" } else { "s" })
-        } else {
-            bytes_label(size)
-        }
+        size_label(&self.bench, size)
     }
 
     /// The first paper's table 1, for every size.
@@ -202,7 +211,7 @@ impl Report {
     }
 }
 
-fn cell(row: &Row, floor: Option<&str>) -> String {
+pub(crate) fn cell(row: &Row, floor: Option<&str>) -> String {
     let spread = format!("{} [{}]", figure(row.measure, row.median), range(row.measure, row.p10, row.p90));
     match row.of_floor {
         Some(ratio) if floor != Some(&row.contestant) => format!("{spread} ×{}", short(ratio)),
@@ -211,7 +220,7 @@ fn cell(row: &Row, floor: Option<&str>) -> String {
 }
 
 /// Lines of cells, each column as wide as its widest cell.
-fn align(lines: &[Vec<String>], text: &mut String) {
+pub(crate) fn align(lines: &[Vec<String>], text: &mut String) {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let cells = |column: usize| lines.iter().filter_map(move |line| line.get(column));
     let widths: Vec<usize> =
@@ -233,10 +242,23 @@ pub(crate) fn title(measure: Measure) -> &'static str {
         Measure::MemoryBytes => "Memory of both processes",
         Measure::SenderCpuSPerGb => "CPU time of the sender for a gigabyte, asleep while there is nothing to do",
         Measure::ReceiverCpuSPerGb => "CPU time of the receiver for a gigabyte, asleep while there is nothing to do",
+        Measure::SuccessPercent => "Packets received where they were expected",
+        Measure::FailedPackets => "Packets of 100,000 not received where they were expected",
+        Measure::CopiedPackets => "Packets of 100,000 copied to their place",
+        Measure::InterferingPackets => "Packets of others sent among 100,000",
     }
 }
 
-/// A size for people: exact, in the largest unit that keeps it whole.
+/// What a size of this benchmark is, for people.
+pub(crate) fn size_label(bench: &str, size: u64) -> String {
+    match bench {
+        "connections" => format!("{size} VI{}", if size == 1 { "" } else { "s" }),
+        "landing" if size < MESSAGE_BYTES as u64 => format!("{size} of 100,000"),
+        _ => bytes_label(size),
+    }
+}
+
+/// A number of bytes for people: exact, in the largest unit that keeps it whole.
 pub(crate) fn bytes_label(bytes: u64) -> String {
     if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) {
         format!("{} MiB", bytes >> 20)
@@ -262,6 +284,8 @@ fn unit(measure: Measure, value: f64) -> (&'static str, f64) {
         Measure::MemoryBytes => ("KiB", 1024.0),
         Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb if value < 0.9995 => ("ms/GB", 1e-3),
         Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb => ("s/GB", 1.0),
+        Measure::SuccessPercent => ("%", 1.0),
+        Measure::FailedPackets | Measure::CopiedPackets | Measure::InterferingPackets => ("packets", 1.0),
     }
 }
 
@@ -294,7 +318,7 @@ pub(crate) fn short(value: f64) -> String {
 const SIZES_BESIDE: usize = 4;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::FLOOR;
 
@@ -350,6 +374,10 @@ mod tests {
             Measure::MemoryBytes,
             Measure::SenderCpuSPerGb,
             Measure::ReceiverCpuSPerGb,
+            Measure::SuccessPercent,
+            Measure::FailedPackets,
+            Measure::CopiedPackets,
+            Measure::InterferingPackets,
         ] {
             assert_eq!(serde_json::to_value(measure).unwrap(), measure.name());
         }

@@ -12,7 +12,7 @@ use crate::network::Network;
 use crate::outsiders::Outsiders;
 use crate::pair::{Link, Pair};
 use crate::progress::Progress;
-use crate::report::bytes_label;
+use crate::report::size_label;
 use crate::stats::{Measure, Trial, median, select};
 use crate::transports::{Contestant, Exercise};
 use crate::{Bench, BenchError, Machine, Options, Report, State};
@@ -80,7 +80,7 @@ fn programme(
         if record.began.elapsed().as_secs_f64() < options.seconds * CALIBRATION_PART_MAX {
             cards.push(calibrate(contest, options.bench, &taking_part, exercise, size)?);
         } else {
-            left_out.push(format!("{} of {}", exercise.figure(), bytes_label(size as u64)));
+            left_out.push(format!("{} of {}", exercise.figure(), size_label(options.bench.name(), size as u64)));
         }
     }
     if !left_out.is_empty() {
@@ -227,8 +227,11 @@ impl<'a> Record<'a> {
             self.notes.push(note.to_owned());
         }
         if !selection.disturbed.is_empty() {
-            let rows: Vec<String> =
-                selection.disturbed.iter().map(|(name, size)| format!("{name} at {}", bytes_label(*size))).collect();
+            let bench = self.options.bench.name();
+            let label = |(name, size): &(String, u64)| format!("{name} at {}", size_label(bench, *size));
+            let mut rows: Vec<String> = selection.disturbed.iter().map(label).collect();
+            rows.sort();
+            rows.dedup();
             self.notes.push(format!("something else ran during nearly every trial of {}", rows.join(", ")));
         }
         for (contestant, (sent, arrived)) in &self.deliveries {
@@ -283,7 +286,10 @@ fn calibrate(
 ) -> Result<Card, BenchError> {
     let first = match exercise {
         Exercise::PingPong => 4,
-        Exercise::Stream | Exercise::StreamAsleep => (WARM_AREA_BYTES / size).clamp(4, 500),
+        Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => {
+            let bytes = contestants.iter().map(|contestant| contestant.message_bytes(size)).max();
+            (WARM_AREA_BYTES / bytes.unwrap_or(1)).clamp(4, 500)
+        }
     };
     let start = |contestant| Start { contestant, exercise, size, count: first };
     let mut starts: Vec<Start> = contestants.iter().copied().map(start).collect();
@@ -299,7 +305,7 @@ fn calibrate(
         for (start, burst) in starts.iter_mut().zip(bursts) {
             let each = burst.nanoseconds / start.count as f64;
             start.count = match bench {
-                Bench::Wire => messages_on_a_wire(exercise, each),
+                Bench::Wire | Bench::Landing => messages_on_a_wire(exercise, each),
                 _ => messages(start.contestant, exercise, size, each),
             };
             expected += Duration::from_nanos((each * start.count as f64) as u64);
@@ -315,7 +321,7 @@ fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f6
             let least = if size > 16 << 10 { 4 } else { 16 };
             ((PING_PONG_NS / each_ns.max(1.0)) as usize).clamp(least, 2000)
         }
-        Exercise::Stream | Exercise::StreamAsleep => {
+        Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => {
             // Long against the payload area that can be filled at once, or one side of a copy would
             // be measured; short enough that all of it stays in the caches.
             let fitting = (STREAM_BYTES / size).max(4);
@@ -337,6 +343,7 @@ fn messages_on_a_wire(exercise: Exercise, each_ns: f64) -> usize {
         Exercise::PingPong => (WIRE_PING_PONG_NS, 8),
         Exercise::Stream => (WIRE_STREAM_NS, 16),
         Exercise::StreamAsleep => (WIRE_ASLEEP_NS, 16),
+        Exercise::Interfered => (WIRE_INTERFERED_NS, 16),
     };
     ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, STREAM_MESSAGES_MAX)
 }
@@ -348,6 +355,7 @@ impl Bench {
             Bench::Bandwidth => &[Exercise::Stream],
             Bench::Pipelining => &[Exercise::PingPong, Exercise::Stream],
             Bench::Wire => &[Exercise::PingPong, Exercise::Stream, Exercise::StreamAsleep],
+            Bench::Landing => &[Exercise::Stream, Exercise::StreamAsleep, Exercise::Interfered],
         }
     }
 
@@ -355,7 +363,7 @@ impl Bench {
     pub(crate) fn figures(self, start: &Start, burst: &Burst) -> Vec<(Measure, f64)> {
         let count = start.count as f64;
         let nanoseconds = burst.nanoseconds;
-        let bytes = burst.delivery.map_or(start.size as f64 * count, |delivery| delivery.bytes as f64);
+        let bytes = burst.delivery.map_or(start.bytes() as f64, |delivery| delivery.bytes as f64);
         let bandwidth = bytes / burst.delivery.map_or(nanoseconds, |delivery| delivery.nanoseconds);
         match (start.exercise, self) {
             (Exercise::PingPong, _) => {
@@ -363,6 +371,23 @@ impl Bench {
                 vec![(Measure::LatencyNs, nanoseconds / count / ways)]
             }
             (Exercise::Stream, Bench::Pipelining | Bench::Wire) => vec![(Measure::BandwidthGbS, bandwidth)],
+            (Exercise::Stream, Bench::Landing) if start.contestant.has_destination() => {
+                vec![(Measure::BandwidthGbS, bandwidth)]
+            }
+            (Exercise::Stream, Bench::Landing) => {
+                let success = 100.0 * (1.0 - burst.landed.failed_and_copied().0);
+                vec![(Measure::BandwidthGbS, bandwidth), (Measure::SuccessPercent, success)]
+            }
+            (Exercise::Interfered, _) => {
+                let (failed, copied) = burst.landed.failed_and_copied();
+                let packets = burst.landed.packets.max(1) as f64;
+                vec![
+                    (Measure::BandwidthGbS, bandwidth),
+                    (Measure::FailedPackets, PACKETS_INTERFERED * failed),
+                    (Measure::CopiedPackets, PACKETS_INTERFERED * copied),
+                    (Measure::InterferingPackets, PACKETS_INTERFERED * burst.interfering as f64 / packets),
+                ]
+            }
             (Exercise::Stream, _) => {
                 vec![(Measure::BandwidthGbS, bandwidth), (Measure::MessagesPerS, count * 1e9 / nanoseconds)]
             }
@@ -407,6 +432,10 @@ const STREAM_NS: f64 = 800_000.0;
 const WIRE_PING_PONG_NS: f64 = 3_000_000.0;
 const WIRE_STREAM_NS: f64 = 20_000_000.0;
 const WIRE_ASLEEP_NS: f64 = 40_000_000.0;
+/// About the 100,000 packets of the paper's table.
+const WIRE_INTERFERED_NS: f64 = 60_000_000.0;
+/// The packets of which it is told how many failed.
+const PACKETS_INTERFERED: f64 = 100_000.0;
 const STREAM_BYTES: usize = 8 << 20;
 const STREAM_MESSAGES_LEAST: usize = 256;
 const STREAM_MESSAGES_MAX: usize = 50_000;
@@ -414,6 +443,7 @@ const STREAM_MESSAGES_MAX: usize = 50_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contest::Landed;
     use crate::transports::Delivery;
 
     #[test]
@@ -435,8 +465,18 @@ mod tests {
     fn a_burst_says_what_its_bench_asks() {
         let start = |exercise, size, count| Start { contestant: Contestant::UdpGso, exercise, size, count };
         let (before_ns, after_ns, state, preempted) = (50.0, 50.0, State::Near, false);
-        let burst =
-            Burst { nanoseconds: 5000.0, delivery: None, cpu_ns: [0; 2], before_ns, after_ns, state, preempted };
+        let (delivery, cpu_ns, landed) = (None, [0; 2], Landed::default());
+        let burst = Burst {
+            nanoseconds: 5000.0,
+            delivery,
+            cpu_ns,
+            landed,
+            interfering: 2,
+            before_ns,
+            after_ns,
+            state,
+            preempted,
+        };
         let latency = Bench::Latency.figures(&start(Exercise::PingPong, 4, 50), &burst);
         assert_eq!(latency, [(Measure::LatencyNs, 50.0)]);
         let stream = start(Exercise::Stream, 1000, 10);
@@ -449,6 +489,19 @@ mod tests {
         assert_eq!(Bench::Wire.figures(&stream, &burst), [(Measure::BandwidthGbS, 4.0)]);
         let cpu = Bench::Wire.figures(&start(Exercise::StreamAsleep, 1000, 10), &burst);
         assert_eq!(cpu, [(Measure::SenderCpuSPerGb, 0.5), (Measure::ReceiverCpuSPerGb, 0.25)]);
+        // Where messages have one length, a size is something else.
+        let landed = Landed { hits: 990, copied: 5, packets: 1000 };
+        let burst = Burst { nanoseconds: 2.0 * 1_048_576.0, delivery: None, landed, ..burst };
+        let start = |contestant, exercise, size| Start { contestant, exercise, size, count: 4 };
+        let interfered = Bench::Landing.figures(&start(Contestant::Interference, Exercise::Interfered, 100), &burst);
+        assert_eq!(interfered[0], (Measure::BandwidthGbS, 2.0));
+        assert!(matches!(interfered[1], (Measure::FailedPackets, failed) if (failed - 1000.0).abs() < 1e-6));
+        assert!(matches!(interfered[2], (Measure::CopiedPackets, copied) if (copied - 500.0).abs() < 1e-6));
+        assert!(matches!(interfered[3], (Measure::InterferingPackets, sent) if (sent - 200.0).abs() < 1e-6));
+        let four = Bench::Landing.figures(&start(Contestant::FourSenders, Exercise::Stream, 1 << 20), &burst);
+        assert!(matches!(four[1], (Measure::SuccessPercent, percent) if (percent - 99.0).abs() < 1e-6));
+        let landing = Bench::Landing.figures(&start(Contestant::Landing, Exercise::Stream, 1 << 20), &burst);
+        assert_eq!(landing, [(Measure::BandwidthGbS, 2.0)]);
     }
 
     #[test]

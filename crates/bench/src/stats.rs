@@ -17,6 +17,7 @@ pub(crate) fn floor(bench: &str, measure: Measure) -> &'static str {
     match (bench, measure) {
         ("wire", Measure::LatencyNs) => Contestant::UdpSpin.name(),
         ("wire", _) => Contestant::TcpBlock.name(),
+        ("landing", _) => Contestant::Copying.name(),
         _ => FLOOR,
     }
 }
@@ -37,6 +38,14 @@ pub enum Measure {
     SenderCpuSPerGb,
     /// CPU seconds of the receiving process for it.
     ReceiverCpuSPerGb,
+    /// Packets of a hundred whose payloads were received where they were expected.
+    SuccessPercent,
+    /// Packets of 100,000 whose payloads were not.
+    FailedPackets,
+    /// Packets of 100,000 whose payloads were copied to their place.
+    CopiedPackets,
+    /// Packets of others that were really sent among 100,000.
+    InterferingPackets,
 }
 
 impl Measure {
@@ -49,17 +58,27 @@ impl Measure {
             Measure::MemoryBytes => "memory_bytes",
             Measure::SenderCpuSPerGb => "sender_cpu_s_per_gb",
             Measure::ReceiverCpuSPerGb => "receiver_cpu_s_per_gb",
+            Measure::SuccessPercent => "success_percent",
+            Measure::FailedPackets => "failed_packets",
+            Measure::CopiedPackets => "copied_packets",
+            Measure::InterferingPackets => "interfering_packets",
         }
     }
 
     /// True if less is better.
     pub fn less_is_better(self) -> bool {
-        !matches!(self, Measure::BandwidthGbS | Measure::MessagesPerS)
+        !matches!(self, Measure::BandwidthGbS | Measure::MessagesPerS | Measure::SuccessPercent)
     }
 
     /// True if the figure is from a trial that another measure already stands for.
     fn is_second_figure(self) -> bool {
-        matches!(self, Measure::MessagesPerS | Measure::ReceiverCpuSPerGb)
+        use Measure::{
+            CopiedPackets, FailedPackets, InterferingPackets, MessagesPerS, ReceiverCpuSPerGb, SuccessPercent,
+        };
+        matches!(
+            self,
+            MessagesPerS | ReceiverCpuSPerGb | SuccessPercent | FailedPackets | CopiedPackets | InterferingPackets
+        )
     }
 }
 
@@ -83,7 +102,8 @@ pub struct Row {
     pub contestant: String,
     /// What.
     pub measure: Measure,
-    /// Bytes of a message, or the number of connections.
+    /// Bytes of a message, or the number of connections; in `bench landing` bytes of the destination, or interfering
+    /// packets for 100,000 others.
     pub size: u64,
     /// Half of the trials are below.
     pub median: f64,
@@ -96,7 +116,7 @@ pub struct Row {
     /// Trials that count.
     pub count: usize,
     /// Median over the rounds of the ratio to the floor (`raw-ring`; in `bench wire`, `udp-spin` for
-    /// latency and `tcp-block` for the rest); nothing where that did not take part.
+    /// latency and `tcp-block` for the rest; in `bench landing`, `copying`); nothing where that did not take part.
     pub of_floor: Option<f64>,
 }
 

@@ -4,6 +4,7 @@
 //! against [`Transport::pong`], or [`Transport::pour`] against [`Transport::drain`]; the driver
 //! takes the time around a whole burst, so that no clock is read between two messages.
 
+pub(crate) mod landing;
 mod remote;
 mod ring;
 mod sockets;
@@ -14,6 +15,7 @@ use crate::BenchError;
 use crate::network::Wire;
 use crate::pair::{Link, Role};
 use crate::trace::Pulse;
+use highwire::Landings;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -71,11 +73,29 @@ pub enum Contestant {
     RdmaRead,
     /// A short message there and the payload back: what `rdma-read` does, by messages; the time of both.
     SendAndMessage,
+    /// Payloads received aside and copied to where they belong.
+    Copying,
+    /// Payloads received where they belong, after a look at how each batch begins.
+    Peek,
+    /// Payloads received where they are expected, as is usual.
+    Landing,
+    /// Payloads received where they do not belong, and moved: the worst that can be.
+    AlwaysWrong,
+    /// `landing`, to tell how many payloads were where they were expected.
+    OneSender,
+    /// The same with four senders at a time.
+    FourSenders,
+    /// The same without receive lists.
+    FourSendersNoLists,
+    /// `landing` while small messages of another sender come among the packets.
+    Interference,
+    /// The same with small messages of another virtual interface of the same sender, by the same socket.
+    InterferenceWithin,
 }
 
 impl Contestant {
     /// Everybody, in the order of reports.
-    pub const ALL: [Contestant; 23] = [
+    pub const ALL: [Contestant; 32] = [
         Contestant::RawRing,
         Contestant::Vi,
         Contestant::ViBuffered,
@@ -99,6 +119,15 @@ impl Contestant {
         Contestant::RdmaWrite,
         Contestant::RdmaRead,
         Contestant::SendAndMessage,
+        Contestant::Copying,
+        Contestant::Peek,
+        Contestant::Landing,
+        Contestant::AlwaysWrong,
+        Contestant::OneSender,
+        Contestant::FourSenders,
+        Contestant::FourSendersNoLists,
+        Contestant::Interference,
+        Contestant::InterferenceWithin,
     ];
 
     /// Its name, as in reports.
@@ -127,6 +156,15 @@ impl Contestant {
             Contestant::RdmaWrite => "rdma-write",
             Contestant::RdmaRead => "rdma-read",
             Contestant::SendAndMessage => "send-and-message",
+            Contestant::Copying => "copying",
+            Contestant::Peek => "peek",
+            Contestant::Landing => "landing",
+            Contestant::AlwaysWrong => "always-wrong",
+            Contestant::OneSender => "one-sender",
+            Contestant::FourSenders => "four-senders",
+            Contestant::FourSendersNoLists => "four-senders-no-lists",
+            Contestant::Interference => "interference",
+            Contestant::InterferenceWithin => "interference-within",
         }
     }
 
@@ -156,6 +194,11 @@ impl Contestant {
             | Contestant::ViUdpImpaired1 => exercise == Exercise::Stream,
             Contestant::RdmaWrite => exercise != Exercise::PingPong,
             Contestant::RdmaRead | Contestant::SendAndMessage => exercise == Exercise::PingPong,
+            Contestant::OneSender | Contestant::FourSenders | Contestant::FourSendersNoLists => {
+                exercise == Exercise::Stream
+            }
+            Contestant::Interference | Contestant::InterferenceWithin => exercise == Exercise::Interfered,
+            _ if self.has_destination() => matches!(exercise, Exercise::Stream | Exercise::StreamAsleep),
             Contestant::TcpBlock | Contestant::ViUdp | Contestant::ViUdpSealed => true,
             _ => exercise != Exercise::StreamAsleep,
         }
@@ -174,7 +217,24 @@ impl Contestant {
                 | Contestant::RdmaWrite
                 | Contestant::RdmaRead
                 | Contestant::SendAndMessage
-        )
+        ) || self.lands()
+    }
+
+    /// Whether it is of `bench landing`: its messages have [`landing::MESSAGE_BYTES`], and a size is something else.
+    pub(crate) fn lands(self) -> bool {
+        use Contestant::{FourSenders, FourSendersNoLists, Interference, InterferenceWithin, OneSender};
+        let counts = matches!(self, OneSender | FourSenders | FourSendersNoLists | Interference | InterferenceWithin);
+        counts || self.has_destination()
+    }
+
+    /// Whether a size is how much memory its receives go through in turn.
+    pub(crate) fn has_destination(self) -> bool {
+        matches!(self, Contestant::Copying | Contestant::Peek | Contestant::Landing | Contestant::AlwaysWrong)
+    }
+
+    /// Bytes of a message at this size.
+    pub(crate) fn message_bytes(self, size: usize) -> usize {
+        if self.lands() { landing::MESSAGE_BYTES } else { size }
     }
 
     /// Whether its latency is that of a whole exchange, and not of one way.
@@ -215,6 +275,15 @@ impl Contestant {
             Contestant::RdmaWrite | Contestant::RdmaRead | Contestant::SendAndMessage => {
                 remote::Remote::meet(self, link, size_max)
             }
+            Contestant::Copying
+            | Contestant::Peek
+            | Contestant::Landing
+            | Contestant::AlwaysWrong
+            | Contestant::OneSender
+            | Contestant::FourSenders
+            | Contestant::FourSendersNoLists
+            | Contestant::Interference
+            | Contestant::InterferenceWithin => landing::meet(self, link, size_max),
         }
     }
 }
@@ -250,6 +319,8 @@ pub(crate) enum Exercise {
     Stream,
     /// The same, both ends asleep while there is nothing, to count the CPU time of it.
     StreamAsleep,
+    /// Messages one way, and small ones among their packets: as many for 100,000 of them as the size says.
+    Interfered,
 }
 
 impl Exercise {
@@ -259,6 +330,7 @@ impl Exercise {
             Exercise::PingPong => "latency",
             Exercise::Stream => "bandwidth",
             Exercise::StreamAsleep => "CPU time",
+            Exercise::Interfered => "interference",
         }
     }
 }
@@ -311,6 +383,16 @@ pub(crate) trait Transport {
         None
     }
 
+    /// What has become so far of payloads that came over a wire, where that is counted.
+    fn landings(&self) -> Landings {
+        Landings::default()
+    }
+
+    /// Messages that were sent among those of the last burst, to get in their way.
+    fn interfering(&self) -> u64 {
+        0
+    }
+
     /// Starts recording pulses, up to `capacity` of them, where there are any.
     fn record_pulses(&mut self, _capacity: usize) {}
 
@@ -329,7 +411,7 @@ pub(crate) trait Transport {
     fn lead(&mut self, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
         match exercise {
             Exercise::PingPong => self.ping(size, count),
-            Exercise::Stream | Exercise::StreamAsleep => self.pour(size, count),
+            Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => self.pour(size, count),
         }
     }
 
@@ -337,7 +419,7 @@ pub(crate) trait Transport {
     fn follow(&mut self, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
         match exercise {
             Exercise::PingPong => self.pong(size, count),
-            Exercise::Stream | Exercise::StreamAsleep => self.drain(size, count),
+            Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => self.drain(size, count),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `bench wire`: contestants between two network namespaces, in rounds like all others.
+//! `bench wire` and `bench landing`: contestants between two network namespaces, in rounds like all others.
 
 use crate::network::{Keeper, Network, Wire, is_allowed};
 use crate::rounds::{self, Record};

@@ -3,7 +3,7 @@
 
 use assert_cmd::Command;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -155,6 +155,72 @@ fn check_rows(json: &Value, expected: &[(&str, &[&str])]) {
         assert_eq!(found, BTreeSet::from_iter(contestants.iter().copied()), "{measure} in {json}");
         assert!(rows.all(|row| row["median"].as_f64().unwrap() > 0.0), "{measure} in {json}");
     }
+}
+
+/// Medians of a measure by contestant and size.
+fn medians(json: &Value, measure: &str) -> BTreeMap<(String, u64), f64> {
+    let rows = json["rows"].as_array().unwrap().iter().filter(|row| row["measure"] == measure);
+    let key = |row: &Value| (row["contestant"].as_str().unwrap().to_owned(), row["size"].as_u64().unwrap());
+    rows.map(|row| (key(row), row["median"].as_f64().unwrap())).collect()
+}
+
+/// As root between namespaces.
+#[test]
+fn landing_tells_what_it_gains_and_what_gets_in_its_way() {
+    let highwire = Highwire::new();
+    let directory = highwire.runtime.path().join("report");
+    let line = format!("bench landing --seconds 16 --sizes 1M,2M --json --report {}", directory.display());
+    let json = highwire.json(&line);
+    let keys = |measure: &str| -> BTreeSet<(String, u64)> { medians(&json, measure).into_keys().collect() };
+    let all = |names: &[&str], sizes: &[u64]| -> BTreeSet<(String, u64)> {
+        names.iter().flat_map(|name| sizes.iter().map(|size| ((*name).to_owned(), *size))).collect()
+    };
+    let (ways, mib) = (["landing", "copying", "peek", "always-wrong"], 1 << 20);
+    let senders = ["one-sender", "four-senders", "four-senders-no-lists"];
+    let interfering = [0, 100, 10_000];
+    let streams: Vec<&str> = ways.into_iter().chain(senders).collect();
+    let mut bandwidth = all(&streams, &[mib]);
+    let interferences = ["interference", "interference-within"];
+    bandwidth.extend(all(&interferences, &interfering));
+    assert_eq!(keys("bandwidth_gb_s"), bandwidth);
+    assert_eq!(keys("receiver_cpu_s_per_gb"), all(&ways, &[mib, 2 * mib]));
+    assert_eq!(keys("success_percent"), all(&senders, &[mib]));
+    assert_eq!(keys("failed_packets"), all(&interferences, &interfering));
+    for measure in ["bandwidth_gb_s", "receiver_cpu_s_per_gb"] {
+        assert!(medians(&json, measure).into_values().all(|median| median > 0.0), "{measure} in {json}");
+    }
+    assert!(medians(&json, "success_percent").into_values().all(|percent| (0.0..=100.0).contains(&percent)), "{json}");
+    assert!(medians(&json, "failed_packets").into_values().all(|failed| (0.0..=1e5).contains(&failed)), "{json}");
+    let written = std::fs::read_to_string(directory.join("landing.txt")).unwrap();
+    for part in ["figure 5", "figure 6", "table 1", "75 MB/s"] {
+        assert!(written.contains(part), "{part:?} is missing in\n{written}");
+    }
+    for plot in ["landing-figure-5.svg", "landing-figure-6.svg", "landing-receiver_cpu_s_per_gb.svg"] {
+        let svg = std::fs::read_to_string(directory.join(plot)).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{plot}");
+    }
+}
+
+#[test]
+fn landing_over_loopback_guesses_or_does_not_as_it_is_told() {
+    let highwire = Highwire::new();
+    let json = highwire.json("bench landing --loopback --seconds 5 --sizes 8M --contestants landing,copying --json");
+    assert_eq!(json["network"], "loopback");
+    assert_eq!(names(&json, "contestant"), BTreeSet::from(["copying", "landing"]));
+    assert_eq!(names(&json, "measure"), BTreeSet::from(["receiver_cpu_s_per_gb", "sender_cpu_s_per_gb"]));
+    assert_eq!(sizes(&json), BTreeSet::from([8 << 20]));
+    let json = highwire.json("bench landing --loopback --seconds 5 --contestants interference,one-sender --json");
+    assert!(medians(&json, "success_percent")[&("one-sender".to_owned(), 1 << 20)] > 0.0, "nothing landed: {json}");
+    let refused = highwire.run("bench landing --sizes 64K").assert().code(2).get_output().stderr.clone();
+    assert!(text(&refused).contains("65536 is no multiple of the 1048576"), "{}", text(&refused));
+}
+
+#[test]
+fn landing_on_one_core_is_measured_too() {
+    let json = Highwire::new().json("bench landing --one-core --seconds 8 --sizes 1M --json");
+    assert_eq!(json["state"], "one-core");
+    assert_eq!(medians(&json, "success_percent").len(), 3, "{json}");
+    assert_eq!(medians(&json, "failed_packets").len(), 6, "{json}");
 }
 
 #[test]
