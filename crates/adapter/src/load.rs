@@ -80,6 +80,20 @@ impl Sink for Load {
         }
     }
 
+    fn expect(&mut self, at: usize, bytes: usize) {
+        match &self.parcel {
+            Parcel::Buffer(buffer) => buffer.prefetch_range_to_write(at..at + bytes),
+            Parcel::Segments(segments) => {
+                if let Some((index, at)) = find(segments, at)
+                    && let Segment::Buffer(buffer) = &segments[index]
+                {
+                    buffer.prefetch_range_to_write(at..at + bytes);
+                }
+            }
+            Parcel::Empty | Parcel::Bytes(_) | Parcel::Window(_) | Parcel::Written(_) => {}
+        }
+    }
+
     fn piece(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.parcel {
             // In granted memory nothing lands before it is known to be authentic; and no slice is made of it.

@@ -306,14 +306,19 @@ impl Remote {
                 ongoing.stage = Stage::Done(Err(fault));
             }
         }
-        self.over = Some(fault);
+        (self.over, self.is_open) = (Some(fault), false);
         self.outbox.clear();
+        self.grants.clear();
     }
 
     // ── What the peer wants ──────────────────────────────────────────────────────────────────────
 
     /// Lets the peer at this memory; `Err` tells the limit.
     pub(crate) fn grant(&mut self, memory: Granted) -> Result<(), usize> {
+        if self.over.is_some() {
+            // It ends with its VI, which has ended.
+            return Ok(());
+        }
         if self.grants.len() >= GRANTS_MAX && !self.grants.contains_key(&memory.handle()) {
             return Err(GRANTS_MAX);
         }
@@ -404,11 +409,6 @@ impl Remote {
             self.is_open = session.open_vi(local, remote, Assurance::Reliable, Assurance::Reliable).is_ok();
         }
         self.is_open
-    }
-
-    /// It is to be closed; true if it was open. Everything on it comes back.
-    pub(crate) fn take_open(&mut self) -> bool {
-        std::mem::take(&mut self.is_open)
     }
 
     /// A peer that asks and does not take the answers loses them.

@@ -305,7 +305,7 @@ impl Switchboard {
     /// is dropped with it.
     pub(crate) fn close(&mut self, key: Key, outstanding: usize) {
         let Some(party) = self.parties.get_mut(&key.session) else { return };
-        let Some(mut circuit) = party.circuits.remove(&key.vi) else { return };
+        let Some(circuit) = party.circuits.remove(&key.vi) else { return };
         let aborted = outstanding > circuit.line.done_count(Side::Sent);
         party.closing = party.ours && party.circuits.is_empty();
         let last = party.closing;
@@ -316,9 +316,7 @@ impl Switchboard {
         }
         if let Some(session) = self.engine.endpoint().session(key.session) {
             session.close_vi(key.vi);
-            if circuit.memory.take_open() {
-                session.close_vi(key.vi | PAYLOADS);
-            }
+            session.close_vi(key.vi | PAYLOADS);
             if last {
                 session.close();
             }
@@ -586,6 +584,7 @@ impl Switchboard {
     /// Something happened to the remote memory of a VI: what is done is told, and more may begin.
     fn with_memory(&mut self, number: u32, vi: u32, note: impl FnOnce(&mut Circuit, Ends)) {
         let Some(circuit) = circuit_of(&mut self.parties, number, vi) else { return };
+        let before = circuit.line.done_count(Side::Sent);
         note(circuit, circuit.ends(vi));
         match self.engine.endpoint().session(number).filter(|session| session.ended().is_none()) {
             Some(session) => circuit.hand_on(session, vi, self.message_bytes_max),
@@ -593,7 +592,8 @@ impl Switchboard {
                 circuit.settle();
             }
         }
-        if circuit.line.has_done(Side::Sent) && self.news.last().is_none_or(|last| !Arc::ptr_eq(last, &circuit.line)) {
+        let done = circuit.line.done_count(Side::Sent) != before;
+        if done && self.news.last().is_none_or(|last| !Arc::ptr_eq(last, &circuit.line)) {
             self.news.push(circuit.line.clone());
         }
         self.say(Key { session: number, vi });
@@ -649,7 +649,11 @@ impl Switchboard {
                     self.fail(number, to, Refusal::Busy);
                 }
             }
-            Note::Refused { to, reason } => self.fail(number, to, reason),
+            Note::Refused { to, reason } => {
+                if self.circuit_mut(number, to).is_some_and(|circuit| circuit.standing == Standing::Asking) {
+                    self.fail(number, to, reason);
+                }
+            }
             Note::Closed { to, aborted } => self.close_by_peer(number, to, aborted),
             Note::Withdrawn { vi } => self.callers.retain(|caller| (caller.session, caller.vi) != (number, vi)),
             // Nobody who connects or accepts waits for these.
@@ -693,12 +697,9 @@ impl Switchboard {
         // What the session has comes back first: it was posted before what waits.
         let waiting = std::mem::take(&mut circuit.waiting);
         circuit.memory.fail(fault);
-        let is_open = circuit.memory.take_open();
         if let Some(session) = self.engine.endpoint().session(number) {
             session.close_vi(vi);
-            if is_open {
-                session.close_vi(vi | PAYLOADS);
-            }
+            session.close_vi(vi | PAYLOADS);
         }
         self.flush_events(number);
         let Some(circuit) = self.circuit_mut(number, vi) else { return };
@@ -844,7 +845,8 @@ impl Party {
     }
 
     fn connected(&self) -> usize {
-        self.circuits.values().filter(|circuit| circuit.standing == Standing::Connected).count()
+        let connected = |circuit: &&Circuit| circuit.standing == Standing::Connected && circuit.line.ended().is_none();
+        self.circuits.values().filter(connected).count()
     }
 
     fn take_number(&mut self) -> u32 {

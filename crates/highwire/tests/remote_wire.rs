@@ -722,3 +722,22 @@ fn remote_memory_takes_no_vi_from_others() {
     let refused = meet().0.unwrap_err().to_string();
     assert!(refused.contains("too many connections"), "{refused}");
 }
+
+#[test]
+fn a_vi_that_has_ended_leaves_room_for_another() {
+    let wire = WireConfig { keys: sealed(), vis_max: 2, ..WireConfig::default() };
+    let (caller, listening) = (nic(&wire), nic(&wire));
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    let meet = || {
+        std::thread::scope(|scope| {
+            let here = scope.spawn(|| caller.connect(listener.address()));
+            let there = listener.accept(PATIENCE);
+            (here.join().unwrap().unwrap(), there.unwrap())
+        })
+    };
+    let (_kept, (here, mut there)) = (meet(), meet());
+    drop(here);
+    // Its end is known, and the application still has it.
+    assert!(matches!(there.wait(PATIENCE), Err(WaitError::NotConnected(_))));
+    meet();
+}

@@ -528,6 +528,14 @@ impl Buffer {
         sys::prefetch_to_write(&self.place.region.view, self.place.start);
     }
 
+    /// The same for all lines of `range`, as far as it has so many bytes.
+    pub fn prefetch_range_to_write(&self, range: Range<usize>) {
+        let end = range.end.min(self.len());
+        for at in (range.start..end).step_by(LINE) {
+            sys::prefetch_to_write(&self.place.region.view, self.place.start + at);
+        }
+    }
+
     /// Makes it read-only and counted, so that several messages can carry it at once.
     pub fn share(self) -> SharedBuffer {
         SharedBuffer { buffer: Arc::new(self) }
@@ -694,6 +702,9 @@ impl fmt::Debug for Exported {
         write!(f, "Exported({}, {} bytes, {:?})", self.id, self.memory.len(), self.tag)
     }
 }
+
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
 
 #[cfg(test)]
 mod tests;

@@ -46,6 +46,8 @@ pub trait Sink {
     }
     /// Where the bytes of `range` go, if that lies in one piece. Nothing is known of their sender yet.
     fn piece(&mut self, range: Range<usize>) -> Option<&mut [u8]>;
+    /// The bytes from `at` on, so many of them, are about to be written: who can have them in a cache by then does.
+    fn expect(&mut self, _at: usize, _bytes: usize) {}
     /// Puts bytes that are authentic where they belong.
     fn write(&mut self, at: usize, bytes: &[u8]);
 }
@@ -289,6 +291,8 @@ fn packets_of(preface: &Preface, segment: usize) -> u32 {
 pub(crate) struct InMessage<T> {
     /// Where it lands; `None` drops it, since nobody expects it any more [W-48].
     pub place: Option<Incoming<T>>,
+    /// The token under which that was expected, if it was.
+    pub token: Option<u64>,
     pub preface: Option<Preface>,
     pub landed: Ranges,
     /// It is longer than its place [W-51].
@@ -296,8 +300,9 @@ pub(crate) struct InMessage<T> {
 }
 
 impl<T> InMessage<T> {
-    pub(crate) fn new(place: Option<Incoming<T>>) -> InMessage<T> {
-        InMessage { place, preface: None, landed: Ranges::new(), too_long: false }
+    pub(crate) fn new(place: Option<Incoming<T>>, token: Option<u64>) -> InMessage<T> {
+        let token = token.filter(|_| place.is_some());
+        InMessage { place, token, preface: None, landed: Ranges::new(), too_long: false }
     }
 
     pub(crate) fn is_complete(&self) -> bool {

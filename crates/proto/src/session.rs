@@ -693,8 +693,9 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.turns.retain(|vi| *vi != local);
             self.blocked -= usize::from(state.is_blocked);
             self.news -= usize::from(state.has_news);
-            self.closed.insert(u64::from(local)..u64::from(local) + 1, usize::MAX);
         }
+        // Whether it was open or not: what comes for it is too late.
+        self.closed.insert(u64::from(local)..u64::from(local) + 1, usize::MAX);
     }
 
     /// Sends a message; nothing has left before [`Session::poll_transmit`]. Limits are refusals [W-32].
@@ -817,10 +818,8 @@ impl<S: Source, T: Sink> Session<S, T> {
         let limit = self.config.receives_max;
         let Some(state) = self.vis.get_mut(&vi) else { return Err((Refusal::UnknownVi(vi), place)) };
         // What arrives under it may be abandoned, and its place expected again.
-        let held = |message: &InMessage<T>| {
-            message.preface.as_ref().is_some_and(|preface| preface.payload_token == Some(token))
-        };
-        let arriving = state.receives == Assurance::Unreliable && state.arriving.values().any(held);
+        let arriving = state.receives == Assurance::Unreliable
+            && state.arriving.values().any(|message| message.token == Some(token));
         if arriving || state.places.expected.contains_key(&token) {
             return Err((Refusal::TokenInUse(token), place));
         }
@@ -838,10 +837,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         if let Some(place) = state.places.expected.remove(&token) {
             return Some(place);
         }
-        let named = |message: &&mut InMessage<T>| {
-            message.preface.as_ref().is_some_and(|preface| preface.payload_token == Some(token))
-        };
-        state.arriving.values_mut().find(named)?.place.take()
+        state.arriving.values_mut().find(|message| message.token == Some(token))?.place.take()
     }
 
     fn check_open(&self) -> Result<(), Refusal> {

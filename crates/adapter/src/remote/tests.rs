@@ -399,7 +399,7 @@ fn an_owner_that_lies_harms_nobody_but_itself() {
 /// not granted does not, and messages arrive as before.
 #[test]
 fn whatever_a_liar_says_at_random_it_writes_what_it_was_granted_and_no_more() {
-    let mut random = SeededEntropy::new(2);
+    let (mut random, mut written) = (SeededEntropy::new(2), false);
     for _ in 0..16 {
         let (mut liar, victim) = meet();
         let ((granted, handle), secret) = (victim.export(20_000), Exported::create(20_000, Tag(0)).unwrap());
@@ -414,7 +414,7 @@ fn whatever_a_liar_says_at_random_it_writes_what_it_was_granted_and_no_more() {
                     };
                     let handle = [handle, handle, secret.id(), random.below(9) as u32][random.below(4) as usize];
                     let offset = [5_000, 5_000 + random.below(500), u64::MAX - 10, 20_000][random.below(4) as usize];
-                    let length = if offset < 6_000 { random.below(500) } else { 1 + random.below(u64::MAX) };
+                    let length = if offset < 6_000 { 100 * random.below(5) } else { 1 + random.below(u64::MAX) };
                     liar.request(kind, random.below(20) as u32, handle, offset, length);
                 }
                 3 => {
@@ -431,7 +431,8 @@ fn whatever_a_liar_says_at_random_it_writes_what_it_was_granted_and_no_more() {
                 }
                 _ => {
                     let token = tokens[random.below(tokens.len() as u64) as usize];
-                    liar.send(token, vec![0xee; random.below(700) as usize]);
+                    let bytes = if random.chance(0.8) { 100 * random.below(5) } else { random.below(700) };
+                    liar.send(token, vec![0xee; bytes as usize]);
                 }
             }
             (0..3).for_each(|_| liar.turn());
@@ -451,8 +452,23 @@ fn whatever_a_liar_says_at_random_it_writes_what_it_was_granted_and_no_more() {
         assert_eq!((done.token, done.status, done.length), (5, Ok(()), 9));
         let found = bytes(&granted);
         assert!(found[..5_000].iter().chain(&found[6_000..]).all(|byte| *byte == 0));
-        assert!(found[5_000..6_000].contains(&0xee), "nothing was ever written");
+        written |= found[5_000..6_000].contains(&0xee);
         assert!(bytes(&secret).iter().all(|byte| *byte == 0));
         assert_eq!(victim.line.ended(), None);
     }
+    assert!(written, "nothing was ever written");
+}
+
+/// A VI that is connected cannot be refused any more. Everything comes back when it is closed.
+#[test]
+fn a_connected_vi_is_not_refused() {
+    let (mut liar, victim) = meet();
+    victim.post(Work::Write, 1, Parcel::Buffer(buffer(1000, 5)));
+    asked(liar.next_note());
+    let to = liar.vi;
+    liar.tell(Note::Refused { to, reason: crate::note::Refusal::Busy });
+    liar.tell(Note::Closed { to, aborted: true });
+    let done = liar.done_at(&victim);
+    assert_eq!((done.token, done.status), (1, Err(Fault::PeerAborted)));
+    liar.until(|_| victim.line.ended());
 }

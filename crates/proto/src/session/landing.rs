@@ -163,9 +163,14 @@ impl<S: Source, T: Sink> Session<S, T> {
                 // An unreliable one is lost; any other comes again.
                 return unreliable;
             }
-            state.arriving.insert(header.message, InMessage::new(place));
+            let token = preface.as_ref().and_then(|preface| preface.payload_token);
+            state.arriving.insert(header.message, InMessage::new(place, token));
         }
         let Some(message) = state.arriving.get_mut(&header.message) else { return false };
+        if preface.is_some() && message.preface.is_some() && preface != message.preface {
+            // One message does not begin in two ways: its sender is not one of ours.
+            return true;
+        }
         let from = u64::from(header.offset);
         let data_bytes = match &preface {
             Some(preface) => payload.len() - preface.bytes(),
@@ -275,8 +280,7 @@ fn abandon_before<S, T>(state: &mut ViState<S, T>, message: u32) {
     let later = state.arriving.split_off(&message);
     let abandoned = std::mem::replace(&mut state.arriving, later);
     for message in abandoned.into_values().rev() {
-        let token = message.preface.and_then(|preface| preface.payload_token);
-        match (message.place, token) {
+        match (message.place, message.token) {
             (Some(place), Some(token)) if !state.places.expected.contains_key(&token) => {
                 state.places.expected.insert(token, place);
             }

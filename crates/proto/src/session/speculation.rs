@@ -319,7 +319,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     fn verify_run(&mut self, guessed: &Guessed, heads: &[u8], bytes: usize, from: usize) -> Option<LandedRun> {
         let state = self.vis.get_mut(&guessed.vi)?;
         // The first packet has taken the place, or not: that says how it is named.
-        let place = place_of(state, guessed)?;
+        let target = target_of(state, guessed)?;
         let packet = Header::BYTES + guessed.segment;
         let mut run: Option<LandedRun> = None;
         for index in from..bytes.div_ceil(packet) {
@@ -358,11 +358,16 @@ impl<S: Source, T: Sink> Session<S, T> {
                     Some(preface)
                 }
             };
-            let payload = &place[payload];
+            let Some(payload) = target.piece(guessed.offset + payload.start..guessed.offset + payload.end) else {
+                break;
+            };
+            let payload_bytes = payload.len();
             if !self.sealing.verify_apart(&header, head, payload) {
                 break;
             }
-            let end = u64::from(header.offset) + payload.len() as u64;
+            // While a packet is verified, memory for the one that comes as much later is fetched.
+            target.expect(header.offset as usize + guessed.bytes, payload_bytes);
+            let end = u64::from(header.offset) + payload_bytes as u64;
             let asks = flags.has(HeaderFlags::ACKNOWLEDGE);
             match &mut run {
                 None => {
@@ -382,11 +387,11 @@ impl<S: Source, T: Sink> Session<S, T> {
         let LandedRun { first, last, count, range, preface, asks } = run;
         let Some(state) = self.vis.get_mut(&guessed.vi) else { return };
         if let (Some(opening), Some(preface)) = (guessed.opening, preface) {
-            let place = match opening.place {
-                Named::Receive(number) => state.places.take(number),
-                Named::Token(token) => state.places.expected.remove(&token),
+            let (place, token) = match opening.place {
+                Named::Receive(number) => (state.places.take(number), None),
+                Named::Token(token) => (state.places.expected.remove(&token), Some(token)),
             };
-            let mut message = InMessage::new(place);
+            let mut message = InMessage::new(place, token);
             let target = message.place.as_mut().and_then(|place| place.target.as_mut());
             if let Some(target) = target {
                 message.too_long = preface.total as usize > target.capacity();
@@ -429,13 +434,17 @@ impl<S: Source, T: Sink> Session<S, T> {
 
 /// The place of a guess, if it is there and still missing: nothing that was received is overwritten.
 fn place_of<'a, S, T: Sink>(state: &'a mut ViState<S, T>, guessed: &Guessed) -> Option<&'a mut [u8]> {
+    target_of(state, guessed)?.piece(guessed.offset..guessed.offset + guessed.bytes)
+}
+
+fn target_of<'a, S, T>(state: &'a mut ViState<S, T>, guessed: &Guessed) -> Option<&'a mut T> {
     let place = match (state.arriving.get_mut(&guessed.message), guessed.opening) {
         (Some(message), _) => message.place.as_mut()?,
         (None, Some(Opening { place: Named::Receive(number), .. })) => state.places.peek(number)?,
         (None, Some(Opening { place: Named::Token(token), .. })) => state.places.expected.get_mut(&token)?,
         (None, None) => return None,
     };
-    place.target.as_mut()?.piece(guessed.offset..guessed.offset + guessed.bytes)
+    place.target.as_mut()
 }
 
 /// What a kernel puts together, at most.

@@ -982,3 +982,45 @@ fn an_acknowledgement_that_was_left_does_not_make_the_path_seem_faster() {
     });
     assert_eq!(windows[0], windows[1]);
 }
+
+/// A peer who lies about tokens cannot keep a place that is taken back.
+#[test]
+fn a_place_that_is_taken_back_is_taken_from_whoever_has_it() {
+    for (second, lie) in [(false, 0), (false, 999), (true, 0)] {
+        let config = fixed(600);
+        let [mut from, mut to] = [plain(1, 2, &config), plain(2, 1, &config)];
+        for side in [&mut from, &mut to] {
+            side.open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
+        }
+        to.expect(1, 77, place(5, 2000)).unwrap();
+        for token in 0..2 {
+            let payload = Some(vec![0xaa; 2000]);
+            let message = Outgoing { token, control: vec![], immediate: 0, payload_token: Some(77), payload };
+            from.post_send(1, message).unwrap();
+        }
+        let (mut packets, mut out) = (Vec::new(), Vec::new());
+        while let Some(segment) = from.poll_transmit(Duration::ZERO, 64, &mut out) {
+            packets.extend(std::mem::take(&mut out).chunks(segment).map(<[u8]>::to_vec));
+        }
+        let of = |message: u32| {
+            let is_of = move |packet: &&Vec<u8>| Header::parse(packet).unwrap().message == message;
+            packets.iter().filter(is_of).cloned().collect::<Vec<_>>()
+        };
+        let (first, other) = if second { (of(1), of(0)) } else { (of(0), of(1)) };
+        to.handle_packet(Duration::ZERO, &first[0]).unwrap();
+        // The other message under the same token, or the same one that begins with another.
+        let mut lies = other[0].clone();
+        if lie != 0 {
+            lies[20..24].copy_from_slice(&first[0][20..24]);
+            lies[Header::BYTES + 8..][..8].copy_from_slice(&u64::to_le_bytes(lie));
+            Sealing::checksummed().seal(&mut lies).unwrap();
+        }
+        let _ = to.handle_packet(Duration::ZERO, &lies);
+        let back = to.revoke(1, 77).expect("it is taken back").target.unwrap();
+        assert!(back[..500].iter().all(|byte| *byte == 0xaa) && back[600..].iter().all(|byte| *byte == 0));
+        for packet in &first[1..] {
+            let _ = to.handle_packet(Duration::ZERO, packet);
+        }
+        assert!(to.poll_event().is_none(), "nothing is told of it");
+    }
+}
