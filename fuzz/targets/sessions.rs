@@ -344,6 +344,7 @@ impl World {
             let (packet, heads) = (guess.packet, guess.receive(&bytes));
             if if batch.len() == 1 { bytes.len() <= packet } else { segment == packet } {
                 taken = side.take_landed(self.now, &heads, bytes.len(), matches!(guessing, Guessing::Look));
+                side.finish_landed();
             }
             side.note_missed(batch.len() - taken, bytes.len());
         }

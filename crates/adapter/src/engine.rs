@@ -152,15 +152,16 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             false => 0,
         };
         let missed = landed.packets() - hits;
-        if missed == 0 {
-            return;
-        }
         self.moved.clear();
-        // The place is gone if the message is complete: then nothing that is missing lies there.
-        let place = self.endpoint.landing_place().map_or(&[][..], |place| place);
-        self.inbox.put_together(hits, place, &mut self.moved);
-        let first = &self.moved[..landed.segment.min(self.moved.len())];
-        self.endpoint.note_missed(first, missed, self.moved.len());
+        if missed > 0 {
+            let place = self.endpoint.landing_place().map_or(&[][..], |place| place);
+            self.inbox.put_together(hits, place, &mut self.moved);
+            let first = &self.moved[..landed.segment.min(self.moved.len())];
+            self.endpoint.note_missed(first, missed, self.moved.len());
+        }
+        if hits > 0 {
+            self.endpoint.finish_landed();
+        }
         for packet in self.moved.chunks(landed.segment) {
             self.endpoint.handle_packet(now, landed.from, packet, &mut *self.entropy);
         }

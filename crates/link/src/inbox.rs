@@ -177,8 +177,8 @@ impl Inbox {
     }
 
     /// Puts the packets of the batch that landed together again, from packet `first` on, wherever they lie; all but
-    /// the last have the bytes of its segment. `place` is where their payloads were expected; without it only
-    /// what spilled is left of them.
+    /// the last have the bytes of its segment. `place` is where their payloads were expected; without it they are
+    /// lost, unless all of them spilled.
     pub fn put_together(&self, first: usize, place: &[u8], into: &mut Vec<u8>) {
         let Some(landed) = self.landed else { return };
         // Where the parts of the list lie in the batch, one behind the other.

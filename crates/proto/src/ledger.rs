@@ -34,6 +34,8 @@ pub(crate) struct Departure {
     /// When the first packet of their flight left.
     pub flight_began: Duration,
     pub held_back: bool,
+    /// The receive list that they go by.
+    pub list: u8,
 }
 
 /// Packets that have arrived, or are lost: `count` of them, in the first of them `cargo`, in each further
@@ -76,6 +78,9 @@ pub(crate) struct Ledger {
     live: usize,
     in_flight: u64,
     largest_acknowledged: Option<u64>,
+    /// The same of each list, and one more; empty while none is used. Packets of one list do not overtake each
+    /// other more than on any path, but the receiver looks at lists in turn.
+    acknowledged_by_list: Vec<u64>,
     /// Bytes of the largest packet that has arrived since it was last asked for.
     bytes_arrived_most: u16,
     /// When the latest packet left that is lost and larger than every path takes.
@@ -107,6 +112,14 @@ impl Ledger {
         if self.departures.back() != Some(&departure) {
             self.departures.push_back(departure);
         }
+    }
+
+    /// Those go by this list.
+    pub(crate) fn depart_by(&mut self, list: u8) {
+        let Some(last) = self.departures.back().filter(|last| last.list != list) else { return };
+        let departure = Departure { list, ..*last };
+        self.departures.push_back(departure);
+        self.acknowledged_by_list.resize(usize::from(u8::MAX) + 1, 0);
     }
 
     /// A packet that is to be acknowledged has left, with the latest departure.
@@ -148,6 +161,9 @@ impl Ledger {
             arrived.push(Run { cargo: packet.cargo, count: 1 });
             self.bytes_arrived_most = self.bytes_arrived_most.max(packet.bytes);
             let departure = *self.departure(packet.departure);
+            if let Some(largest) = self.acknowledged_by_list.get_mut(usize::from(departure.list)) {
+                *largest = end;
+            }
             (self.live, self.in_flight, self.first) = (0, 0, self.first + 1);
             self.first_departure = self.first_departure.wrapping_add(self.departures.len() as u32);
             self.entries.clear();
@@ -156,9 +172,16 @@ impl Ledger {
         }
         let (mut latest, mut most) = (None, 0);
         let positions = (start - self.first) as usize..(end - self.first) as usize;
-        for entry in self.entries.range_mut(positions) {
+        let by_list = !self.acknowledged_by_list.is_empty();
+        for (entry, number) in self.entries.range_mut(positions).zip(start..) {
             match std::mem::replace(entry, Entry::Settled) {
                 Entry::Live(packet) => {
+                    if by_list {
+                        let departure = packet.departure.wrapping_sub(self.first_departure);
+                        let list = self.departures[departure as usize].list;
+                        let largest = &mut self.acknowledged_by_list[usize::from(list)];
+                        *largest = (*largest).max(number + 1);
+                    }
                     self.live -= 1;
                     self.in_flight -= u64::from(packet.bytes);
                     latest = Some(packet.departure);
@@ -190,8 +213,9 @@ impl Ledger {
         let mut next = None;
         for position in 0..before {
             let Entry::Live(packet) = self.entries[position] else { continue };
-            let sent_at = self.departure(packet.departure).sent_at;
-            let overtaken = largest - (self.first + position as u64) >= PACKET_THRESHOLD;
+            let Departure { sent_at, list, .. } = *self.departure(packet.departure);
+            let largest = self.acknowledged_by_list.get(usize::from(list)).map_or(largest, |end| end.saturating_sub(1));
+            let overtaken = largest >= self.first + position as u64 + PACKET_THRESHOLD;
             if overtaken && sent_at + delay / 4 <= now || sent_at + delay <= now {
                 self.live -= 1;
                 self.in_flight -= u64::from(packet.bytes);
@@ -326,6 +350,7 @@ mod tests {
             delivered: (0, Duration::ZERO),
             flight_began: Duration::ZERO,
             held_back: false,
+            list: 0,
         });
         ledger.push(Cargo::Data { vi: 1, message: 0, index }, 100);
     }

@@ -426,8 +426,10 @@ pub struct Session<S, T> {
     early_credits: BTreeMap<u32, u32>,
     /// Numbers of VIs that were closed.
     closed: Ranges,
-    /// VIs that have something to send and credit for it, each in turn.
+    /// VIs that have something to send and credit for it, each in turn; and how many packets the first may still
+    /// send in its.
     turns: VecDeque<u32>,
+    turn_left: u32,
     /// How many VIs wait for nothing but credit.
     blocked: usize,
     /// How many VIs have credit that is news to the peer.
@@ -522,6 +524,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             early_credits: BTreeMap::new(),
             closed: Ranges::new(),
             turns: VecDeque::new(),
+            turn_left: 0,
             blocked: 0,
             news: 0,
             ledger: Ledger::default(),
@@ -1262,6 +1265,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             delivered: (delivered, self.delivered_at),
             flight_began: self.flight_began,
             held_back: false,
+            list: 0,
         });
     }
 

@@ -124,7 +124,9 @@ impl World {
         let endpoint = &mut self.endpoints[to];
         let Expectation::There(mut guess) = endpoint.expect_landing(0, Some(packet)) else { return false };
         let heads = guess.receive(packet);
-        endpoint.take_landed(self.now, address(from), &heads, packet.len(), true) == 1
+        let landed = endpoint.take_landed(self.now, address(from), &heads, packet.len(), true) == 1;
+        endpoint.finish_landed();
+        landed
     }
 
     fn send(&mut self, from: usize) {

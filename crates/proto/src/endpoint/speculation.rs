@@ -125,6 +125,15 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         taken
     }
 
+    /// Nothing lies any longer in the place that was told last but what belongs there.
+    pub fn finish_landed(&mut self) {
+        let Some(number) = self.guesser else { return };
+        let Some(open) = self.sessions.get_mut(&number) else { return };
+        if let Some(vi) = open.session.finish_landed() {
+            self.ways[self.way].last = Some((number, vi));
+        }
+    }
+
     /// The place that was told last, if it still is one.
     pub fn landing_place(&mut self) -> Option<&mut [u8]> {
         self.sessions.get_mut(&self.guesser?)?.session.guessed_place()
@@ -134,7 +143,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     /// moved.
     pub fn note_missed(&mut self, first: &[u8], packets: usize, bytes: usize) {
         // A word between data says nothing of what comes next.
-        let is_data = Header::parse(first).is_ok_and(|header| header.kind == Kind::Data);
+        let is_data = Header::parse(first).map_or(true, |header| header.kind == Kind::Data);
         if is_data && self.config.speculation != Speculation::AlwaysWrong {
             self.ways[self.way].note_miss();
         }

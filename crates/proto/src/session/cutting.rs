@@ -23,6 +23,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         out: &mut Vec<u8>,
     ) -> Option<usize> {
         let (mut bytes, mut packet, full) = (0, 0, self.packet_bytes());
+        let mut pulse_list = 0;
         let room = self.window().saturating_sub(self.ledger.in_flight()) / full as u64;
         let probing = self.is_probing();
         let mut left = match probing {
@@ -34,16 +35,35 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.begin_departure(now);
         let first_number = self.ledger.next_number();
         while left > 0 {
-            let Some(vi) = self.turns.pop_front() else { break };
-            // VIs take turns, a packet each; one that is alone goes on.
-            let limit = if self.turns.is_empty() { left } else { 1 };
+            let Some(&vi) = self.turns.front() else { break };
+            let list = if self.fast.is_active() { self.fast.list(now, vi) } else { 0 };
+            if bytes == 0 {
+                self.ledger.depart_by(list);
+            } else if list != pulse_list {
+                // A receiver's kernel sorts a pulse by its first packet.
+                break;
+            }
+            pulse_list = list;
+            self.turns.pop_front();
+            if self.turn_left == 0 {
+                self.turn_left = PULSE_PACKETS_MOST as u32;
+            }
+            // One that is alone goes on.
+            let limit = if self.turns.is_empty() { left } else { left.min(self.turn_left as usize) };
             let Some(state) = self.vis.get_mut(&vi) else { continue };
             state.in_turns = false;
             let run = next_run(state, limit as u32, self.segment, bytes == 0 && !probing);
             line_up(vi, state, &mut self.turns, &mut self.blocked);
-            let Some(mut run) = run else { continue };
-            if self.fast.is_active() {
-                run.list = self.fast.list(now, vi);
+            let has_more = state.in_turns;
+            let Some(mut run) = run else {
+                self.turn_left = 0;
+                continue;
+            };
+            run.list = list;
+            self.turn_left = if has_more { self.turn_left.saturating_sub(run.count) } else { 0 };
+            if self.turn_left > 0 && self.turns.pop_back_if(|last| *last == vi).is_some() {
+                // VIs take turns, of a pulse each.
+                self.turns.push_front(vi);
             }
             // What is woven is a pulse of its own.
             let woven = weave && bytes == 0 && self.can_weave(vi, &run);

@@ -104,6 +104,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             target.prepare(data.len());
         }
         state.next_delivery = state.next_delivery.wrapping_add(1);
+        state.course.note_whole();
         let more = !state.arriving.is_empty();
         self.stats.messages_received += 1;
         self.events.push_back(Event::Received {

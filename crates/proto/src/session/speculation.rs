@@ -42,7 +42,7 @@ impl Guess<'_> {
 /// What has become of payloads, counted in packets of messages that have more than one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LandingStats {
-    /// They were received into their place, which was guessed.
+    /// They were received into their place, which was guessed. A message of one packet may be among them.
     pub hits: u64,
     /// They were received into their place, after a look at how the first of them begins.
     pub seen: u64,
@@ -79,6 +79,8 @@ pub(super) struct Course {
     preface: u16,
     /// The last message named its place by a token.
     has_token: bool,
+    /// Messages of one packet that have come since.
+    wholes: u8,
 }
 
 impl Course {
@@ -89,6 +91,12 @@ impl Course {
         } else {
             (self.message, self.offset, self.segment) = (header.message, end as u32, header.length);
         }
+        self.wholes = 0;
+    }
+
+    /// A message has come that is one packet.
+    pub(super) fn note_whole(&mut self) {
+        self.wholes = self.wholes.saturating_add(1);
     }
 
     pub(super) fn note_preface(&mut self, preface: &Preface) {
@@ -114,6 +122,8 @@ pub(super) struct Guessed {
 struct Opening {
     preface: usize,
     place: Named,
+    /// Bytes of the message, if that is known: behind them others may lie.
+    total: usize,
 }
 
 /// How a place is named that no message has taken yet.
@@ -194,8 +204,8 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     fn guess_next(&mut self, vi: u32, ahead: usize) -> Option<Guessed> {
         let state = self.vis.get_mut(&vi)?;
-        let Course { message, offset, segment, preface, has_token } = state.course;
-        if segment == 0 {
+        let Course { message, offset, segment, preface, has_token, wholes } = state.course;
+        if segment == 0 || wholes > WHOLES_MAX {
             return None;
         }
         let behind = message.wrapping_sub(state.next_delivery) > u32::MAX / 2;
@@ -209,7 +219,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             false => Named::Receive(state.places.first()),
         };
         // A message that is not there yet, and not the next, is nothing to go by.
-        let opening = (offset == 0 || behind).then_some(Opening { preface, place })?;
+        let opening = (offset == 0 || behind).then_some(Opening { preface, place, total: usize::MAX })?;
         self.guess_at(vi, message, ahead * segment, segment, Some(opening))
     }
 
@@ -232,12 +242,17 @@ impl<S: Source, T: Sink> Session<S, T> {
             return None;
         }
         let has_token = header.flags.has(HeaderFlags::TOKEN);
+        if header.flags.has(HeaderFlags::LAST) {
+            // A message that is one packet is copied faster than a list is made.
+            return None;
+        }
         let preface = Preface::FIXED_BYTES + if has_token { 8 } else { 0 } + usize::from(header.control);
         let place = match has_token {
             true => Named::Token(u64::from_le_bytes(*head.get(Header::BYTES + Preface::FIXED_BYTES..)?.first_chunk()?)),
             false => Named::Receive(header.receive),
         };
-        self.guess_at(header.vi, message, 0, segment, Some(Opening { preface, place }))
+        let total = u32::from_le_bytes(*head.get(Header::BYTES..)?.first_chunk()?) as usize;
+        self.guess_at(header.vi, message, 0, segment, Some(Opening { preface, place, total }))
     }
 
     /// The range that is missing from there on, cut to whole packets.
@@ -276,8 +291,8 @@ impl<S: Source, T: Sink> Session<S, T> {
                     Named::Token(token) => state.places.expected.get_mut(&token)?,
                 };
                 let target = place.target.as_mut()?;
-                let capacity = target.capacity();
-                (target, offset..capacity)
+                let end = target.capacity().min(opening.total);
+                (target, offset..end)
             }
         };
         let room = gap.len().min(target.reach(gap.start));
@@ -302,7 +317,7 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Packets of `bytes` in all have come, with their heads in `heads` and their payloads in the place of the last
     /// guess, as far as those go: how many of them are where they belong, counted from the first. Nothing has
-    /// changed for the others.
+    /// changed for the others; when they are moved out of there, [`Session::finish_landed`] is to be called.
     pub fn take_landed(&mut self, now: Duration, heads: &[u8], bytes: usize, looked: bool) -> usize {
         let Some(guessed) = self.guessed.filter(|_| self.ended().is_none()) else { return 0 };
         self.take_ack_left();
@@ -407,19 +422,23 @@ impl<S: Source, T: Sink> Session<S, T> {
         state.course.note(&last, range.end);
         // A guess is made only where there is room for one more hole.
         message.landed.insert(range, self.config.holes_max);
-        let complete = message.is_complete();
         match looked {
             true => state.landing.seen += u64::from(count),
             false => state.landing.hits += u64::from(count),
         }
         self.stats.packets_received += u64::from(count);
         (self.last_run, self.last_heard) = (self.last_run.max(now), now);
-        if complete {
-            self.deliver(guessed.vi);
-        }
         self.take_header_ack(now, last.ack);
         self.take_credit(guessed.vi, last.credit);
         self.note_received_run(now, first.number, count, asks);
+    }
+
+    /// Nothing lies any longer in the place of the last guess but what belongs there: a message that is complete is
+    /// handed out. The number of its VI.
+    pub fn finish_landed(&mut self) -> Option<u32> {
+        let vi = self.guessed?.vi;
+        self.deliver(vi);
+        Some(vi)
     }
 
     /// Packets of the last guess were not where they belong, and were moved.
@@ -450,6 +469,8 @@ fn target_of<'a, S, T>(state: &'a mut ViState<S, T>, guessed: &Guessed) -> Optio
 /// What a kernel puts together, at most.
 const BATCH_BYTES: usize = 65_535;
 const BATCH_PACKETS: usize = 64;
+/// After so many messages of one packet nothing is guessed: another such is more likely than a longer one.
+const WHOLES_MAX: u8 = 2;
 /// For less a list is not worth making.
 const SEGMENT_BYTES_LEAST: usize = 256;
 /// Messages of a VI that may arrive before an earlier one is complete.

@@ -41,6 +41,7 @@ impl World {
             let cut_right = if batch.len() == 1 { bytes.len() <= packet } else { batch[0].len() == packet };
             if cut_right {
                 taken = side.take_landed(now, &heads, bytes.len(), looked);
+                side.finish_landed();
             }
             if taken < batch.len() {
                 side.note_missed(batch.len() - taken, bytes.len());
@@ -126,6 +127,7 @@ fn half_there(second: impl Fn(&mut Vec<u8>)) -> (World, Vec<u8>, usize) {
     assert_eq!(there, (Header::BYTES, segment, 1000 - (segment - Header::BYTES - 8)));
     let heads = guess.receive(&last);
     let taken = to.take_landed(Duration::ZERO, &heads, last.len(), false);
+    to.finish_landed();
     (world, last, taken)
 }
 
