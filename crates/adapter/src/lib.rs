@@ -14,6 +14,7 @@
 mod engine;
 mod entropy;
 mod key_file;
+mod linger;
 mod load;
 mod note;
 mod port;
