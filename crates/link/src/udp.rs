@@ -598,8 +598,8 @@ impl UdpLink {
             self.note_room(false, true);
             self.note_room(true, true);
         }
-        let calls = &mut self.counters.system_calls;
-        match self.lists.as_mut().map_or(Order::Without, |lists| lists.next_look(calls)) {
+        let counters = &mut self.counters;
+        match self.lists.as_mut().map_or(Order::Without, |lists| lists.next_look(counters)) {
             Order::Without => drop(self.receive_at_either(inbox, guide)?),
             Order::ListsFirst => self.receive_by_lists(inbox, guide, true)?,
             Order::ListsLast => self.receive_by_lists(inbox, guide, false)?,
@@ -717,12 +717,13 @@ fn receive_landing(
     let (mut advice, mut looked) = (guide.advise(inbox.way(), None), false);
     if matches!(advice, Advice::Look) {
         let mut head = [0; LOOKED_AT];
-        counters.system_calls += 1;
-        counters.looks_ahead += 1;
         match rustix::net::recv(socket.as_fd(), &mut head, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
             Ok((len, _)) => (advice, looked) = (guide.advise(inbox.way(), Some(&head[..len])), true),
+            // The only call, which is counted, and nothing was seen.
             Err(errno) => return Some(Err(errno)),
         }
+        counters.system_calls += 1;
+        counters.looks_ahead += 1;
     }
     let Advice::Land(mut landing) = advice else { return None };
     let (cut, place) = (landing.cut, landing.place.len());

@@ -28,6 +28,7 @@ mod tests;
 
 use super::socket::Socket;
 use super::{UdpOptions, sys};
+use crate::LinkCounters;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -55,7 +56,9 @@ pub(super) struct Lists {
     /// List n is at n - 1.
     each: Vec<List>,
     at: usize,
-    /// Tells which of them have something.
+    /// Tells which of them have something. What it has told of is silent until it is watched again, and one that is
+    /// lost never is: somebody else may hold the socket, a child for instance, and then something may wait there
+    /// for ever that nobody can receive. It is never replaced, since others hold it and poll it.
     epoll: OwnedFd,
     /// Somebody polled it, and found that one has.
     ready: bool,
@@ -87,6 +90,8 @@ pub(super) enum Order {
     ListsLast,
 }
 
+/// How the kernel watches a list: it tells once, and stays readable until it has told.
+const WATCHED: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 /// An interval: not looked at before the kernel says that something is there.
 const COLD: u32 = 64;
 /// The longest interval of a list in use.
@@ -128,7 +133,7 @@ impl Lists {
                 // There is a group now. Without a filter the kernel would deal packets out.
                 sys::attach_filter(main.as_fd(), &filter(field.at, count, 0))?;
             }
-            epoll::add(&epoll, &socket, epoll::EventData::new_u64(u64::from(number)), epoll::EventFlags::IN)?;
+            epoll::add(&epoll, &socket, epoll::EventData::new_u64(u64::from(number)), WATCHED)?;
             each.push(List { socket: Some(socket), in_use: false, interval: COLD, countdown: 0 });
         }
         let (ready, countdown, next) = (false, ASK_EVERY, 0);
@@ -155,12 +160,12 @@ impl Lists {
         self.ready = true;
     }
 
-    /// Whether lists are looked at this time. Calls of the kernel are counted in `system_calls`.
+    /// Whether lists are looked at this time. Calls of the kernel are counted, and lists that are found to be lost.
     #[inline]
-    pub(super) fn next_look(&mut self, system_calls: &mut u64) -> Order {
+    pub(super) fn next_look(&mut self, counters: &mut LinkCounters) -> Order {
         self.countdown -= 1;
         if self.countdown == 0 || self.ready {
-            self.ask(system_calls);
+            self.ask(counters);
         }
         let mut any = false;
         for list in self.each.iter_mut().filter(|list| list.interval < COLD) {
@@ -175,16 +180,24 @@ impl Lists {
     }
 
     /// Asks the kernel which of them have something.
-    fn ask(&mut self, system_calls: &mut u64) {
+    fn ask(&mut self, counters: &mut LinkCounters) {
         (self.ready, self.countdown) = (false, ASK_EVERY);
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; ListField::COUNT_MAX as usize];
-        *system_calls += 1;
+        counters.system_calls += 1;
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&now)) else { return };
         for event in events {
-            let index = event.data.u64() as usize - 1;
-            if let Some(list) = self.each.get_mut(index) {
-                list.warm();
+            let (number, data) = (event.data.u64() as usize, event.data);
+            let Some(index) = number.checked_sub(1).filter(|index| *index < self.each.len()) else { continue };
+            let Some(socket) = &self.each[index].socket else { continue };
+            counters.system_calls += 1;
+            match epoll::modify(&self.epoll, socket, data, WATCHED) {
+                Ok(()) => self.each[index].warm(),
+                // Its number is not that of the socket that was added.
+                Err(_) => {
+                    self.lose(index);
+                    counters.lists_lost += 1;
+                }
             }
         }
     }

@@ -204,7 +204,9 @@ impl Incoming {
             (head_at, place_at) = unsafe { (head_at.add(head.len()), place_at.add(payload.len())) };
         }
         self.pieces.push(iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
-        receive_into(socket, &mut self.pieces)
+        // SAFETY: the pieces are the heads, the place and the spill, each of them once, which are borrowed mutably
+        // for longer than this call.
+        unsafe { receive_into(socket, &mut self.pieces) }
     }
 
     /// Receives into as many of the `slots` as there are datagrams; how many, for
@@ -250,12 +252,18 @@ impl Incoming {
 /// for a second in vain.
 #[inline(always)]
 pub(super) fn receive_one(socket: BorrowedFd<'_>, slot: &mut [u8]) -> Result<Datagram, Errno> {
-    receive_into(socket, &mut [iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() }])
+    // SAFETY: the only piece is the slot, which is borrowed mutably for longer than this call.
+    unsafe { receive_into(socket, &mut [iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() }]) }
 }
 
-/// Receives one datagram into pieces that are borrowed mutably until this returns, no two of which overlap.
+/// Receives one datagram into pieces, one behind the other.
+///
+/// # Safety
+///
+/// Each piece is so many bytes that may be written until this returns, and that nobody else looks at before. No two
+/// of them overlap.
 #[inline(always)]
-fn receive_into(socket: BorrowedFd<'_>, pieces: &mut [iovec]) -> Result<Datagram, Errno> {
+unsafe fn receive_into(socket: BorrowedFd<'_>, pieces: &mut [iovec]) -> Result<Datagram, Errno> {
     // SAFETY: numbers and pointers only, for which all zeros is a valid value (null, 0).
     let (mut header, mut address) =
         unsafe { (MaybeUninit::<msghdr>::zeroed().assume_init(), MaybeUninit::<RawAddress>::zeroed().assume_init()) };
@@ -266,8 +274,8 @@ fn receive_into(socket: BorrowedFd<'_>, pieces: &mut [iovec]) -> Result<Datagram
     header.msg_iovlen = pieces.len() as _;
     header.msg_control = (&raw mut control).cast();
     header.msg_controllen = CONTROL_BYTES as _;
-    // SAFETY: the header points at values above and at pieces that are borrowed mutably, which all outlive the
-    // call, with their lengths.
+    // SAFETY: the header points at values above, with their lengths, and at pieces that the caller vouches for; all
+    // outlive the call.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
     let len = usize::try_from(received).map_err(|_| last_error())?;
     Ok(describe(&header, len, &address, &control))

@@ -176,3 +176,27 @@ fn a_link_can_move_to_another_thread() {
     fn is_send<T: Send + Sync>() {}
     is_send::<UdpLink>();
 }
+
+/// Looks at each batch, and receives it aside.
+struct Looking;
+
+impl Guide for Looking {
+    fn advise(&mut self, _way: usize, head: Option<&[u8]>) -> Advice<'_> {
+        if head.is_some() { Advice::Aside } else { Advice::Look }
+    }
+}
+
+#[test]
+fn a_look_that_sees_nothing_is_one_call_and_no_look() {
+    let options = UdpOptions { favourite: false, ..UdpOptions::default() };
+    let (mut left, mut right) = (link("127.0.0.1:0", options), link("127.0.0.1:0", options));
+    let (to, bytes, mut inbox) = (right.local_address(), [7; 5000], Inbox::new());
+    // The first shows that batches come.
+    for looks in 0..2 {
+        assert_eq!(left.send(&[Burst::single(to, &bytes)]), Ok(1));
+        assert_eq!(right.receive_guided(&mut inbox, &mut Looking), Ok(1));
+        assert_eq!((right.counters().looks_ahead, right.counters().system_calls), (looks, 1 + 2 * looks));
+    }
+    assert_eq!(right.receive_guided(&mut inbox, &mut Looking), Ok(0));
+    assert_eq!((right.counters().looks_ahead, right.counters().system_calls), (1, 4));
+}

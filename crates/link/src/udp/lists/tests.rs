@@ -303,3 +303,53 @@ fn a_filter_returns_lists_that_are_there() {
         ]
     );
 }
+
+/// A child that was forked has a copy of each socket, and whoever polls has one of what tells of them.
+#[test]
+fn a_lost_list_that_somebody_else_holds_wakes_nobody() {
+    for found_by_a_look in [true, false] {
+        let mut left = link("127.0.0.1:0", with_lists(4));
+        let mut right = link("127.0.0.1:0", UdpOptions::default());
+        let (to, mut inbox) = (left.local_address(), Inbox::new());
+        let one = left.descriptor().unwrap().try_clone_to_owned().unwrap();
+        let lists = left.descriptors()[2].unwrap().try_clone_to_owned().unwrap();
+        let socket = left.lists.as_ref().unwrap().each[1].socket.as_ref().unwrap();
+        let _of_the_child = rustix::io::fcntl_dupfd_cloexec(socket, 3).unwrap();
+        assert_eq!(right.send(&[Burst::single(to, &naming(2, 7))]), Ok(1));
+        replace(&left, 2);
+        left.note_list(2, found_by_a_look);
+        for _ in 0..4 {
+            assert_eq!(left.receive(&mut inbox), Ok(0));
+        }
+        assert_eq!(left.counters().lists_lost, u64::from(found_by_a_look));
+        assert!(is_readable(one.as_fd()) && is_readable(lists.as_fd()), "what nobody can receive is there");
+        left.note_ready(2);
+        assert_eq!(left.receive(&mut inbox), Ok(0));
+        assert_eq!((left.counters().lists_lost, left.lists()), (1, 0b11010));
+        assert!(!is_readable(one.as_fd()) && !is_readable(lists.as_fd()), "who polls wakes again and again");
+        // The others are told of as before, as often as something is there.
+        for _ in 0..3 {
+            assert_eq!(right.send(&[Burst::single(to, &naming(3, 1))]), Ok(1));
+            assert!(is_readable(one.as_fd()) && is_readable(lists.as_fd()));
+            left.note_ready(2);
+            assert_eq!((left.receive(&mut inbox), inbox.list()), (Ok(1), 3));
+            assert!(!is_readable(one.as_fd()) && !is_readable(lists.as_fd()));
+        }
+    }
+}
+
+#[test]
+fn a_list_tells_until_all_of_it_was_received() {
+    let mut left = link("127.0.0.1:0", UdpOptions { coalescing: false, ..with_lists(2) });
+    let mut right = link("127.0.0.1:0", UdpOptions::default());
+    let mut inbox = Inbox::with_capacity(1, 2048);
+    for _ in 0..5 {
+        assert_eq!(right.send(&[Burst::single(left.local_address(), &naming(2, 1))]), Ok(1));
+    }
+    for left_over in (0..5).rev() {
+        assert!(is_readable(left.descriptors()[2].unwrap()), "{left_over} are left");
+        left.note_ready(2);
+        while left.receive(&mut inbox).unwrap() == 0 {}
+    }
+    assert!(!is_readable(left.descriptors()[2].unwrap()));
+}
