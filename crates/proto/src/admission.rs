@@ -9,11 +9,13 @@
 //!   the sender, for each VI                                        the receiver, for each list
 //!
 //!   (nothing) ── a large message, or asked to ──▶ Asking            free ◀──────────────────────────┐
-//!       ▲                 nothing to send any more │  │ ▲            │ request                        │
-//!       │◀─────────────────────────────────────────┘  │ │ time       ▼                                │
-//!       │                                    refusal ─┼─┼─▶ Refused  granted to a VI of a session ────┘
-//!       │ done                                        │ │ refusal      done, end of VI or session,
-//!   Leaving ◀── 10 ms without a packet ── Granted ◀───┘─┘              20 ms without a packet on it
+//!       ▲ ▲              nothing that can be sent │ │ ▲             │ request                        │
+//!       │ └───────────────────────────────────────┘ │ │ time        ▼                                │
+//!       │                                  refusal ─┼─┼─▶ Refused   granted to a VI of a session ────┘
+//!       │ done                                      │ │ refusal       done, end of VI or session,
+//!   Leaving ◀── 10 ms without a packet ── Granted ◀─┘─┘               20 ms without a packet by it,
+//!       │ done, in the middle of a large message                      64 in a row by another way
+//!       └──▶ Left ── a packet leaves ──▶ Asking
 //! ```
 //!
 //! Any of these packets may be lost. Requests are repeated; each is answered; what nobody uses comes back.
@@ -35,7 +37,8 @@ pub(crate) enum Word {
     Request {
         /// Comes back in the answer.
         request: u32,
-        /// Bytes of the message that begins, 0 if that is not known.
+        /// Bytes of the message that begins, 0 if that is not known. For whoever reads along: the receiver
+        /// does not look at it.
         bytes: u32,
     },
     /// By this one.
@@ -50,7 +53,11 @@ pub(crate) enum Word {
         after: Option<Duration>,
     },
     /// What was granted for this request is needed no longer.
-    Done { request: u32, list: u8 },
+    Done {
+        request: u32,
+        /// For whoever reads along, too: the request says which.
+        list: u8,
+    },
 }
 
 const REQUEST: u32 = 1;
@@ -114,6 +121,8 @@ pub(crate) struct Fast {
     next_request: u32,
     /// When the peer was last told that a list is not its own.
     refused_at: Option<Duration>,
+    /// By VI, how often in a row the peer refused one, and when it could be asked again.
+    refusals: BTreeMap<u32, (u32, Duration)>,
 }
 
 #[derive(Debug)]
@@ -143,6 +152,8 @@ enum Step {
     Leaving {
         list: u8,
     },
+    /// It was told in the middle of a large message: whenever that goes on, a list is asked for again.
+    Left,
 }
 
 impl Fast {
@@ -155,6 +166,7 @@ impl Fast {
             is_due: false,
             next_request: 0,
             refused_at: None,
+            refusals: BTreeMap::new(),
         }
     }
 
@@ -183,7 +195,7 @@ impl Fast {
         }
         let transfer = self.transfers.get(&vi);
         // One that is leaving and was not told stays: whoever has a list and asks is told the same.
-        if transfer.is_none_or(|transfer| matches!(transfer.step, Step::Leaving { .. })) {
+        if transfer.is_none_or(|transfer| matches!(transfer.step, Step::Leaving { .. } | Step::Left)) {
             // 0 is no request.
             self.next_request = self.next_request.wrapping_add(1).max(1);
             let step = Step::Asking { again_at: None, tries: 0 };
@@ -195,6 +207,11 @@ impl Fast {
     /// The list of packets that leave now; 0 without one.
     pub(crate) fn list(&mut self, now: Duration, vi: u32) -> u8 {
         let Some(transfer) = self.transfers.get_mut(&vi) else { return 0 };
+        if transfer.step == Step::Left {
+            let (remote, bytes) = (transfer.remote, transfer.bytes);
+            self.ask(vi, remote, bytes);
+            return 0;
+        }
         let Step::Granted { list, used_at } = &mut transfer.step else { return 0 };
         let list = *list;
         if now.saturating_sub(*used_at) >= KEEP_FOR {
@@ -210,12 +227,13 @@ impl Fast {
     /// The VI is closed.
     pub(crate) fn forget(&mut self, vi: u32) {
         self.answers.remove(&vi);
+        self.refusals.remove(&vi);
         let Some(transfer) = self.transfers.get_mut(&vi) else { return };
         let list = match transfer.step {
             Step::Granted { list, .. } | Step::Leaving { list } => Some(list),
             // The grant may be on its way.
             Step::Asking { tries: 1.., .. } => Some(0),
-            Step::Asking { .. } | Step::Refused { .. } => None,
+            Step::Asking { .. } | Step::Refused { .. } | Step::Left => None,
         };
         match list {
             Some(list) => (transfer.step, self.is_due) = (Step::Leaving { list }, true),
@@ -231,6 +249,7 @@ impl Fast {
             Word::Grant { request, list } if asked == Some(request) => {
                 stats.fast_grants += 1;
                 transfer.step = Step::Granted { list, used_at: now };
+                self.refusals.remove(&vi);
             }
             Word::Refusal { request, list, after } => {
                 let lost = matches!(transfer.step, Step::Granted { list: had, .. } if had == list);
@@ -240,11 +259,17 @@ impl Fast {
                 stats.fast_refusals += 1;
                 match after {
                     Some(after) => {
-                        transfer.step = Step::Refused { again_at: now + after.clamp(AFTER_LEAST, AFTER_MOST) }
+                        let (times, again_at) = self.refusals.entry(vi).or_insert((0, now));
+                        *times = if now.saturating_sub(*again_at) < IN_A_ROW { *times } else { 0 };
+                        let after = after.clamp(AFTER_LEAST, AFTER_MOST);
+                        *again_at = now + (after * (1 << *times)).min(after.max(PAUSE_MOST));
+                        *times = (*times + 1).min(DOUBLINGS_MOST);
+                        transfer.step = Step::Refused { again_at: *again_at };
                     }
                     None => {
                         self.may_ask = false;
                         self.transfers.clear();
+                        self.refusals.clear();
                     }
                 }
             }
@@ -258,17 +283,25 @@ impl Fast {
         self.is_due = true;
     }
 
-    /// A packet came by a list that is not its VI's. True if the peer is to be told now.
-    pub(crate) fn note_foreign(&mut self, now: Duration) -> bool {
-        let tell = self.refused_at.is_none_or(|at| now.saturating_sub(at) >= TELL_EVERY);
+    /// A packet of this VI names a list that is not its own. True if the peer is to be told now: not if an answer
+    /// is to be sent first, which may be a grant.
+    pub(crate) fn note_foreign(&mut self, now: Duration, vi: u32) -> bool {
+        let tell =
+            !self.answers.contains_key(&vi) && self.refused_at.is_none_or(|at| now.saturating_sub(at) >= TELL_EVERY);
         if tell {
             self.refused_at = Some(now);
         }
         tell
     }
 
-    /// What is to be sent next, and about which of the peer's VIs.
-    pub(crate) fn next(&mut self, now: Duration, stats: &mut SessionStats) -> Option<(u32, Word)> {
+    /// What is to be sent next, and about which of the peer's VIs. `rest` tells how many bytes a message has left
+    /// that was begun on a VI.
+    pub(crate) fn next(
+        &mut self,
+        now: Duration,
+        rest: impl Fn(u32) -> u32,
+        stats: &mut SessionStats,
+    ) -> Option<(u32, Word)> {
         if let Some((_, answer)) = self.answers.pop_first() {
             return Some(answer);
         }
@@ -279,7 +312,13 @@ impl Fast {
         };
         let (remote, request) = (transfer.remote, transfer.request);
         if let Step::Leaving { list } = transfer.step {
-            self.transfers.remove(&vi);
+            let bytes = rest(vi);
+            // Nobody else would ask before the next message begins.
+            if bytes >= self.bytes_least {
+                (transfer.step, transfer.bytes) = (Step::Left, bytes);
+            } else {
+                self.transfers.remove(&vi);
+            }
             return Some((remote, Word::Done { request, list }));
         }
         let tries = if let Step::Asking { tries, .. } = transfer.step { tries } else { 0 };
@@ -295,12 +334,12 @@ impl Fast {
             Step::Asking { again_at, .. } => again_at,
             Step::Granted { used_at, .. } => Some(used_at + KEEP_FOR),
             Step::Refused { again_at } => Some(again_at),
-            Step::Leaving { .. } => None,
+            Step::Leaving { .. } | Step::Left => None,
         };
         self.transfers.values().filter_map(due).min()
     }
 
-    /// Time has passed. `waits` tells whether a VI has something to send.
+    /// Time has passed. `waits` tells whether a VI has something to send, and credit for it.
     pub(crate) fn handle_timeout(&mut self, now: Duration, waits: impl Fn(u32) -> bool) {
         let mut is_due = self.is_due;
         self.transfers.retain(|vi, transfer| {
@@ -336,6 +375,8 @@ pub(crate) struct Admission {
     lists: u16,
     granted: u16,
     grants: [Option<Grant>; LISTS],
+    /// Of each list the last holder whose packets came another way, and until when it gets none.
+    apart: [Option<(Holder, Duration)>; LISTS],
 }
 
 /// Session and VI, as this side numbers them.
@@ -350,11 +391,26 @@ struct Grant {
     heard_at: Duration,
     /// How long it is kept without.
     patience: Duration,
+    /// Something came by it.
+    used: bool,
+    /// Packets in a row that name it and came another way.
+    strays: u32,
+}
+
+/// What becomes of a list that a packet names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// It is its VI's.
+    Own,
+    /// It was until now: what is sent by it does not come by it.
+    Astray,
+    /// It is not.
+    Foreign,
 }
 
 impl Admission {
     pub(crate) fn new() -> Admission {
-        Admission { lists: 0, granted: 0, grants: [None; LISTS] }
+        Admission { lists: 0, granted: 0, grants: [None; LISTS], apart: [None; LISTS] }
     }
 
     /// These lists can be granted, a bit for each.
@@ -378,6 +434,7 @@ impl Admission {
         self.lists != self.granted
     }
 
+    #[cfg(test)]
     pub(crate) fn holder(&self, list: u8) -> Option<Holder> {
         self.grants.get(usize::from(list))?.map(|grant| grant.holder)
     }
@@ -393,26 +450,47 @@ impl Admission {
             return Some(list as u8);
         }
         let free = self.lists & !self.granted;
-        if free == 0 {
+        if free == 0 || self.stays_apart(now, holder).is_some() {
             return None;
         }
         let list = free.trailing_zeros() as usize;
         let patience = IDLE_FOR.max((2 * round_trip).min(IDLE_FOR_MOST));
-        self.grants[list] = Some(Grant { holder, request, heard_at: now, patience });
+        self.grants[list] = Some(Grant { holder, request, heard_at: now, patience, used: false, strays: 0 });
         self.granted |= 1 << list;
         Some(list as u8)
     }
 
-    /// A packet came that names this list. False if that is not its own.
+    /// When one who was refused may ask again.
+    pub(crate) fn retry_after(&self, now: Duration, holder: Holder) -> Duration {
+        self.stays_apart(now, holder).unwrap_or(RETRY_AFTER)
+    }
+
+    /// How long this one gets no list, since none was of use to it.
+    fn stays_apart(&self, now: Duration, holder: Holder) -> Option<Duration> {
+        let until = self.apart.iter().flatten().filter(|(apart, _)| *apart == holder).map(|(_, until)| *until).max()?;
+        until.checked_sub(now).filter(|rest| !rest.is_zero())
+    }
+
+    /// A packet names this list, and came `by` that one [W-96]. Only what comes by a list is a use of it: a peer
+    /// that has a socket of its own here needs none, and does not know.
     #[inline]
-    pub(crate) fn note_use(&mut self, now: Duration, holder: Holder, list: u8) -> bool {
-        match self.grants.get_mut(usize::from(list)) {
-            Some(Some(grant)) if grant.holder == holder => {
-                grant.heard_at = now;
-                true
-            }
-            _ => false,
+    pub(crate) fn note_use(&mut self, now: Duration, holder: Holder, list: u8, by: u8) -> Use {
+        let Some(Some(grant)) = self.grants.get_mut(usize::from(list)) else { return Use::Foreign };
+        if grant.holder != holder {
+            return Use::Foreign;
         }
+        if by == list {
+            (grant.heard_at, grant.used, grant.strays) = (now, true, 0);
+            return Use::Own;
+        }
+        grant.strays += 1;
+        if grant.strays < STRAYS_MOST {
+            return Use::Own;
+        }
+        self.apart[usize::from(list)] = Some((holder, now + APART_FOR));
+        self.grants[usize::from(list)] = None;
+        self.granted &= !(1 << list);
+        Use::Astray
     }
 
     /// What was granted for this request is needed no longer. A word that was overtaken by a later request
@@ -429,7 +507,14 @@ impl Admission {
     /// Those that nobody used for long come back; how many.
     pub(crate) fn release_idle(&mut self, now: Duration) -> u64 {
         let before = self.granted;
-        self.keep(|grant| now.saturating_sub(grant.heard_at) < grant.patience);
+        let is_idle = |grant: &Grant| now.saturating_sub(grant.heard_at) >= grant.patience;
+        for (grant, apart) in self.grants.iter().zip(&mut self.apart) {
+            // It did send, only slower than it takes to be found out.
+            if let Some(grant) = grant.filter(|grant| is_idle(grant) && grant.strays > 0 && !grant.used) {
+                *apart = Some((grant.holder, now + APART_FOR));
+            }
+        }
+        self.keep(|grant| !is_idle(grant));
         u64::from((before & !self.granted).count_ones())
     }
 
@@ -463,10 +548,20 @@ const KEEP_FOR: Duration = Duration::from_millis(10);
 const IDLE_FOR: Duration = Duration::from_millis(20);
 /// And where two round trips take longer than that: its packets have to come first.
 const IDLE_FOR_MOST: Duration = Duration::from_secs(1);
+/// So many packets in a row that come another way than by the list that they name show that it is of no use.
+const STRAYS_MOST: u32 = 64;
+/// How long whoever sent them gets no other.
+const APART_FOR: Duration = Duration::from_secs(1);
 /// When whoever found no list free may ask again.
-pub(crate) const RETRY_AFTER: Duration = Duration::from_millis(5);
+const RETRY_AFTER: Duration = Duration::from_millis(5);
 /// A refusal of this side's request is believed within limits.
 const AFTER_LEAST: Duration = Duration::from_millis(1);
 const AFTER_MOST: Duration = Duration::from_secs(1);
+/// With each further one in a row the pause doubles, up to this.
+const PAUSE_MOST: Duration = Duration::from_millis(320);
+/// As often as the shortest may.
+const DOUBLINGS_MOST: u32 = 9;
+/// They are in a row if no more than this lies between a pause and the next refusal.
+const IN_A_ROW: Duration = Duration::from_secs(1);
 /// How often a peer is told that it uses lists that are not its own.
 const TELL_EVERY: Duration = Duration::from_millis(5);

@@ -11,7 +11,7 @@
 
 mod speculation;
 
-use crate::admission::{Admission, Holder, RETRY_AFTER, Word};
+use crate::admission::{Admission, Holder, Use, Word};
 use crate::entropy::Entropy;
 use crate::handshake::{Initiator, Offer, respond};
 use crate::header::{Header, Kind};
@@ -120,6 +120,8 @@ pub struct EndpointStats {
     pub list_refusals: u64,
     /// Lists that came back since nobody used them.
     pub lists_idle: u64,
+    /// Lists that were taken back since what named them came another way.
+    pub lists_astray: u64,
     /// Packets that named a list that was not their VI's.
     pub foreign_lists: u64,
 }
@@ -178,6 +180,8 @@ pub struct Endpoint<S, T> {
     last: u32,
     /// By which way comes what is handed in.
     way: usize,
+    /// And by which receive list; 0 if by none.
+    list: u8,
     ways: [Way; WAYS],
     /// The session that was asked last where payloads are expected.
     guesser: Option<u32>,
@@ -208,6 +212,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             all_told: false,
             last: 0,
             way: 0,
+            list: 0,
             ways: [Way::default(); WAYS],
             guesser: None,
         }
@@ -245,8 +250,14 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         self.admission.granted()
     }
 
+    /// What is handed in next came by this receive list, whatever it names; 0 if by none.
+    pub fn set_way_list(&mut self, list: u8) {
+        self.list = list;
+    }
+
     /// The session and the VI, as this side numbers them, whose packets are to come by a list.
-    pub fn list_holder(&self, list: u8) -> Option<(u32, u32)> {
+    #[cfg(test)]
+    pub(crate) fn list_holder(&self, list: u8) -> Option<(u32, u32)> {
         self.admission.holder(list)
     }
 
@@ -487,10 +498,14 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     pub(super) fn handle_fast(&mut self, now: Duration, header: &Header) {
         let holder = (header.session, header.vi);
         let word = match header.kind {
-            Kind::Data if self.admission.note_use(now, holder, header.list) => return,
             Kind::Data => {
-                self.stats.foreign_lists += 1;
-                let word = Word::Refusal { request: 0, list: header.list, after: Some(RETRY_AFTER) };
+                match self.admission.note_use(now, holder, header.list, self.list) {
+                    Use::Own => return,
+                    Use::Astray => self.stats.lists_astray += 1,
+                    Use::Foreign => self.stats.foreign_lists += 1,
+                }
+                let after = Some(self.admission.retry_after(now, holder));
+                let word = Word::Refusal { request: 0, list: header.list, after };
                 if let Some(open) = self.sessions.get_mut(&header.session) {
                     open.session.refuse_list(now, header.vi, word);
                 }
@@ -521,7 +536,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         } else if let Some(list) = self.admission.grant(now, holder, request, open.session.round_trip_least()) {
             Word::Grant { request, list }
         } else {
-            Word::Refusal { request, list: 0, after: Some(RETRY_AFTER) }
+            Word::Refusal { request, list: 0, after: Some(self.admission.retry_after(now, holder)) }
         };
         let granted = matches!(word, Word::Grant { .. });
         *(if granted { &mut self.stats.list_grants } else { &mut self.stats.list_refusals }) += 1;

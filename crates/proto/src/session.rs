@@ -317,6 +317,12 @@ impl<S: Source, T> ViState<S, T> {
         (next == Some(true), next == Some(false))
     }
 
+    /// Bytes that were never sent of the message that is being sent, if it was begun.
+    fn rest(&self) -> u32 {
+        let begun = self.messages.get(self.sending).filter(|message| message.next > 0 && !message.all_sent());
+        begun.map_or(0, |message| message.preface.total - message.range(message.next).start as u32)
+    }
+
     fn has_credit(&self, message: &OutMessage<S>) -> bool {
         message.next > 0
             || self.sends == Assurance::Unreliable
@@ -932,7 +938,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         if self.fast.is_active() {
             let vis = &self.vis;
-            self.fast.handle_timeout(now, |vi| vis.get(&vi).is_some_and(|state| state.sending < state.messages.len()));
+            self.fast.handle_timeout(now, |vi| vis.get(&vi).is_some_and(|state| state.can_send_or_is_blocked().0));
         }
         // [W-52]
         if now >= self.last_sent.max(self.last_heard) + self.death_quarter {
@@ -1119,7 +1125,8 @@ impl<S: Source, T: Sink> Session<S, T> {
             return Some(out.len() - begin);
         }
         if self.fast.is_due()
-            && let Some((vi, word)) = self.fast.next(now, &mut self.stats)
+            && let Some((vi, word)) =
+                self.fast.next(now, |vi| self.vis.get(&vi).map_or(0, ViState::rest), &mut self.stats)
         {
             self.write_fast(now, vi, word, out)?;
             return Some(out.len() - begin);
@@ -1398,7 +1405,7 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// Packets of this VI name a list that is not its own: the peer is told, from time to time.
     pub(crate) fn refuse_list(&mut self, now: Duration, vi: u32, word: Word) {
-        if self.vis.contains_key(&vi) && self.fast.note_foreign(now) {
+        if self.vis.contains_key(&vi) && self.fast.note_foreign(now, vi) {
             self.answer_fast(vi, word);
         }
     }

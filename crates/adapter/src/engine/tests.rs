@@ -140,3 +140,64 @@ fn large_messages_of_several_senders_come_by_lists() {
     assert!(stats.list_grants >= 2 && counters.packets_by_lists > 0, "{stats:?} {counters:?}");
     assert_eq!((counters.lists_refused, counters.lists_lost), (0, 0));
 }
+
+/// The favourite has a socket of its own and needs no list, though it asks for one as everybody does: another peer
+/// gets the only one.
+#[test]
+fn the_favourite_leaves_lists_to_others() {
+    const BYTES: usize = 1 << 20;
+    let options = UdpOptions { lists: Some(ListField { count: 1, at: Header::LIST_AT }), ..UdpOptions::default() };
+    let side = |number: u64| {
+        let link = UdpLink::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
+        let mut entropy = SeededEntropy::new(number);
+        let config = EndpointConfig { listening: true, ..EndpointConfig::default() };
+        Engine::new(link, Endpoint::new(Keys::insecure(), config, &mut entropy), Box::new(entropy))
+    };
+    let mut sides: Vec<Side> = (0..3).map(side).collect();
+    let (start, to) = (Instant::now(), sides[0].link().local_address());
+    sides[1].connect(start.elapsed(), to).unwrap();
+    // Of the receiver the latest number, which is the second's once there is one.
+    let (mut arrived, mut numbers, mut by_lists_before) = (0, [0; 3], None);
+    let by_lists = |sides: &mut [Side]| sides[0].link().counters().packets_by_lists;
+    while by_lists_before.is_none_or(|before| by_lists(&mut sides) < before + 100) {
+        assert!(start.elapsed() < Duration::from_secs(60), "stuck: {:?}", sides[0].endpoint().stats());
+        for (index, side) in sides.iter_mut().enumerate() {
+            side.turn(start.elapsed()).unwrap();
+            while let Some(event) = side.endpoint().poll_event() {
+                let message =
+                    |token, payload| Outgoing { token, control: vec![], immediate: 0, payload_token: None, payload };
+                match event {
+                    EndpointEvent::Connected(number) | EndpointEvent::Accepted(number, _) => {
+                        numbers[index] = number;
+                        let session = side.endpoint().session(number).unwrap();
+                        session.open_vi(1, 1, Assurance::Reliable, Assurance::Reliable).unwrap();
+                        for token in 0..8 {
+                            match index {
+                                0 => session.post_receive(1, Incoming { token, target: Some(vec![0; BYTES]) }).unwrap(),
+                                _ => session.post_send(1, message(token, Some(vec![1; BYTES]))).unwrap(),
+                            }
+                        }
+                    }
+                    EndpointEvent::Session(number, Event::Received { token, target, .. }) => {
+                        arrived += 1;
+                        let session = side.endpoint().session(number).unwrap();
+                        session.post_receive(1, Incoming { token, target }).unwrap();
+                    }
+                    EndpointEvent::Session(number, Event::Sent { token, payload, .. }) => {
+                        side.endpoint().session(number).unwrap().post_send(1, message(token, payload)).unwrap();
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        // By then the first one is the favourite.
+        if by_lists_before.is_none() && arrived > 300 {
+            by_lists_before = Some(by_lists(&mut sides));
+            sides[2].connect(start.elapsed(), to).unwrap();
+        }
+    }
+    let stats = sides[0].endpoint().stats();
+    assert!(stats.lists_astray + stats.lists_idle > 0, "{stats:?}");
+    let second = sides[2].endpoint().session(numbers[2]).unwrap().stats();
+    assert!(second.fast_grants > 0, "{second:?}");
+}

@@ -37,6 +37,8 @@ struct World {
     lands: bool,
     /// Endpoints that do nothing any more.
     dead: Vec<usize>,
+    /// Senders whose packets come by none, whatever they name.
+    elsewhere: Vec<usize>,
     /// Packets that named lists, by sender and list.
     listed: BTreeMap<(usize, u8), u64>,
     /// Words that were sent, by sender and what they say.
@@ -70,6 +72,7 @@ impl World {
             meddle: Box::new(|_, _, packet| Some(packet)),
             lands: false,
             dead: Vec::new(),
+            elsewhere: Vec::new(),
             listed: BTreeMap::new(),
             words: BTreeMap::new(),
             arrived: BTreeMap::new(),
@@ -99,6 +102,8 @@ impl World {
     fn act(&mut self) {
         while let Some(first) = self.on_the_way.first_entry().filter(|first| first.key().0 <= self.now) {
             let (from, to, packet) = first.remove();
+            let list = if self.elsewhere.contains(&from) { 0 } else { packet[Header::LIST_AT] };
+            self.endpoints[to].set_way_list(list);
             let is_taken = self.dead.contains(&to) || self.lands && self.land(from, to, &packet);
             if !is_taken {
                 self.endpoints[to].handle_packet(self.now, address(from), &packet, &mut self.entropy);
@@ -180,9 +185,15 @@ impl World {
     }
 
     fn post(&mut self, sender: usize, vi: u32, bytes: usize) {
-        let (own, theirs) = self.numbers[sender];
+        let theirs = self.numbers[sender].1;
         let place = Incoming { token: 1, target: Some(vec![0; bytes]) };
         self.endpoints[0].session(theirs).unwrap().post_receive(vi + 10, place).unwrap();
+        self.post_without_place(sender, vi, bytes);
+    }
+
+    /// A message that waits for credit.
+    fn post_without_place(&mut self, sender: usize, vi: u32, bytes: usize) {
+        let own = self.numbers[sender].0;
         let payload = Some((0..bytes).map(|at| at as u8).collect());
         let message = Outgoing { token: 1, control: vec![], immediate: 0, payload_token: None, payload };
         self.endpoints[sender].session(own).unwrap().post_send(vi, message).unwrap();
@@ -231,6 +242,10 @@ impl World {
     fn listed(&self, sender: usize) -> u64 {
         self.listed.iter().filter(|((from, _), _)| *from == sender).map(|(_, count)| count).sum()
     }
+}
+
+fn none_left(_vi: u32) -> u32 {
+    0
 }
 
 const VIS: u32 = 3;
@@ -402,15 +417,15 @@ fn a_grant_that_comes_too_late_is_not_used() {
     let (mut fast, mut stats) = (Fast::new(1, false), SessionStats::default());
     let first = Word::Grant { request: 1, list: 3 };
     fast.ask(5, 9, 100);
-    assert_eq!(fast.next(MS, &mut stats), Some((9, Word::Request { request: 1, bytes: 100 })));
+    assert_eq!(fast.next(MS, none_left, &mut stats), Some((9, Word::Request { request: 1, bytes: 100 })));
     fast.handle(2 * MS, 5, first, &mut stats);
     assert_eq!((fast.list(3 * MS, 5), fast.list(12 * MS, 5)), (3, 3));
     // Its timers were not run.
     assert_eq!((fast.list(22 * MS, 5), fast.list(22 * MS, 5)), (0, 0));
     fast.handle(22 * MS, 5, first, &mut stats);
-    assert_eq!(fast.next(22 * MS, &mut stats), Some((9, Word::Done { request: 1, list: 3 })));
+    assert_eq!(fast.next(22 * MS, none_left, &mut stats), Some((9, Word::Done { request: 1, list: 3 })));
     fast.ask(5, 9, 100);
-    assert_eq!(fast.next(23 * MS, &mut stats), Some((9, Word::Request { request: 2, bytes: 100 })));
+    assert_eq!(fast.next(23 * MS, none_left, &mut stats), Some((9, Word::Request { request: 2, bytes: 100 })));
     // The answer to the first request, once more.
     fast.handle(23 * MS, 5, first, &mut stats);
     assert_eq!((fast.list(23 * MS, 5), stats.fast_grants), (0, 1));
@@ -424,10 +439,12 @@ fn a_grant_that_comes_too_late_is_not_used() {
     // It asks again when it was told, and only if it has something to send.
     assert_eq!(fast.deadline(), Some(25 * MS));
     fast.handle_timeout(25 * MS, |_| true);
-    assert!(matches!(fast.next(25 * MS, &mut stats), Some((9, Word::Request { request: 2, .. }))));
+    assert!(matches!(fast.next(25 * MS, none_left, &mut stats), Some((9, Word::Request { request: 2, .. }))));
     fast.handle(25 * MS, 5, Word::Refusal { request: 2, list: 0, after: Some(MS) }, &mut stats);
-    fast.handle_timeout(26 * MS, |_| false);
-    assert!(!fast.is_active() && fast.next(26 * MS, &mut stats).is_none() && !fast.is_due());
+    // The second in a row is for twice as long.
+    assert_eq!(fast.deadline(), Some(27 * MS));
+    fast.handle_timeout(27 * MS, |_| false);
+    assert!(!fast.is_active() && fast.next(27 * MS, none_left, &mut stats).is_none() && !fast.is_due());
 }
 
 #[test]
@@ -526,6 +543,173 @@ fn lists_that_are_lost_are_granted_no_longer() {
     assert_eq!(world.listed(2), 0);
 }
 
+#[test]
+fn who_waits_for_credit_asks_for_nothing() {
+    let mut world = World::plain(2, 0b10);
+    world.post(1, 1, 100 * MESSAGE);
+    world.pass(2 * MS);
+    world.post(2, 1, MESSAGE);
+    (0..3).for_each(|_| world.post_without_place(2, 1, MESSAGE));
+    world.until_arrived(2, 1);
+    let asked = world.words[&(2, REQUEST)];
+    let stats = world.stats(2);
+    assert!(stats.fast_refusals > 0 && stats.fast_grants == 0, "{stats:?}");
+    world.pass(300 * MS);
+    assert_eq!((world.arrived(1), world.words[&(2, REQUEST)]), (0, asked), "the list is another's all the time");
+}
+
+#[test]
+fn who_is_refused_again_waits_twice_as_long_until_it_is_granted_one() {
+    let (mut fast, mut stats, mut now) = (Fast::new(1, false), SessionStats::default(), MS);
+    let refusal = |after| Word::Refusal { request: 1, list: 0, after: Some(after) };
+    fast.ask(5, 9, 100);
+    for pause in [5, 10, 20, 40, 80, 160, 320, 320, 320] {
+        assert!(matches!(fast.next(now, none_left, &mut stats), Some((9, Word::Request { .. }))));
+        fast.handle(now, 5, refusal(RETRY_AFTER), &mut stats);
+        assert_eq!(fast.deadline(), Some(now + pause * MS));
+        now += pause * MS;
+        fast.handle_timeout(now, |_| true);
+    }
+    // What the peer says is the least, and what another VI was told is not this one's.
+    fast.next(now, none_left, &mut stats);
+    fast.handle(now, 5, refusal(APART_FOR), &mut stats);
+    assert_eq!(fast.deadline(), Some(now + APART_FOR));
+    fast.ask(6, 9, 100);
+    fast.next(now, none_left, &mut stats);
+    fast.handle(now, 6, Word::Refusal { request: 2, list: 0, after: Some(RETRY_AFTER) }, &mut stats);
+    assert_eq!(fast.deadline(), Some(now + RETRY_AFTER));
+    fast.forget(6);
+    // A message that ends between does not make it forget.
+    now += APART_FOR;
+    fast.handle_timeout(now, |_| false);
+    assert!(!fast.is_active());
+    let again = |fast: &mut Fast, now: Duration, request: u32| {
+        fast.ask(5, 9, 100);
+        assert!(matches!(fast.next(now, none_left, &mut SessionStats::default()), Some((9, Word::Request { .. }))));
+        fast.handle(now, 5, Word::Refusal { request, list: 0, after: Some(RETRY_AFTER) }, &mut SessionStats::default());
+        let pause = fast.deadline().unwrap() - now;
+        fast.handle_timeout(now + pause, |_| false);
+        pause
+    };
+    assert_eq!(again(&mut fast, now, 3), PAUSE_MOST);
+    // Much later it begins anew, and so it does after a grant.
+    now += PAUSE_MOST + IN_A_ROW;
+    assert_eq!((again(&mut fast, now, 4), again(&mut fast, now + 5 * MS, 5)), (5 * MS, 10 * MS));
+    now += 20 * MS;
+    fast.ask(5, 9, 100);
+    fast.next(now, none_left, &mut stats);
+    fast.handle(now, 5, Word::Grant { request: 6, list: 3 }, &mut stats);
+    fast.handle(now, 5, Word::Refusal { request: 0, list: 3, after: Some(RETRY_AFTER) }, &mut stats);
+    assert_eq!(fast.deadline(), Some(now + RETRY_AFTER));
+}
+
+#[test]
+fn a_message_that_goes_on_after_a_pause_gets_a_list_again() {
+    let mut world = World::plain(1, 0b10);
+    world.post(1, 1, 20 * MESSAGE);
+    world.pass(2 * MS);
+    let listed = world.listed(1);
+    assert!(listed > 0);
+    // The sender is not run for a while.
+    world.dead.push(1);
+    world.pass(3 * IDLE_FOR);
+    world.dead.clear();
+    world.until_arrived(1, 1);
+    let stats = world.stats(1);
+    assert_eq!((stats.fast_grants, world.words[&(1, DONE)]), (2, 1), "{stats:?}");
+    assert!(world.listed(1) > listed + 5_000, "{} packets, {listed} of them before", world.listed(1));
+    world.pass(50 * MS);
+    assert_eq!((world.endpoints[0].lists_in_use(), world.stats(1).fast_requests), (0, stats.fast_requests));
+}
+
+#[test]
+fn what_is_left_of_a_message_is_worth_a_list_only_when_it_is_large() {
+    for (left, asks) in [(100, true), (99, false)] {
+        let (mut fast, mut stats) = (Fast::new(100, false), SessionStats::default());
+        fast.ask(5, 9, 200);
+        fast.next(MS, none_left, &mut stats);
+        fast.handle(MS, 5, Word::Grant { request: 1, list: 3 }, &mut stats);
+        fast.handle_timeout(MS + KEEP_FOR, |_| true);
+        assert_eq!(fast.next(12 * MS, |_| left, &mut stats), Some((9, Word::Done { request: 1, list: 3 })));
+        // Not before something is sent.
+        assert_eq!((fast.next(12 * MS, |_| left, &mut stats), fast.deadline()), (None, None));
+        assert_eq!((fast.is_active(), fast.list(20 * MS, 5)), (asks, 0));
+        let request = asks.then_some((9, Word::Request { request: 2, bytes: 100 }));
+        assert_eq!(fast.next(20 * MS, |_| left, &mut stats), request);
+    }
+}
+
+#[test]
+fn who_is_told_of_a_list_that_is_not_its_own_still_hears_of_its_grant() {
+    let mut fast = Fast::new(1, false);
+    let grant = Word::Grant { request: 4, list: 2 };
+    fast.answer(5, 9, grant);
+    assert!(!fast.note_foreign(MS, 5));
+    assert_eq!(fast.next(MS, none_left, &mut SessionStats::default()), Some((9, grant)));
+    assert!(fast.note_foreign(MS, 5) && !fast.note_foreign(MS, 5), "it was not told yet");
+}
+
+/// As the packets of a peer do that has a socket of its own at the receiver.
+#[test]
+fn a_list_by_which_nothing_comes_is_left_to_others() {
+    let mut world = World::plain(2, 0b10);
+    world.elsewhere.push(1);
+    world.post(1, 1, 100 * MESSAGE);
+    world.pass(5 * MS);
+    let stats = world.endpoints[0].stats();
+    assert_eq!((stats.lists_astray, stats.lists_idle, world.endpoints[0].lists_in_use()), (1, 0, 0));
+    world.post(2, 1, 20 * MESSAGE);
+    world.until(|world| world.listed(2) > 0);
+    assert_eq!(world.endpoints[0].list_holder(1), Some((world.numbers[2].1, 11)));
+    world.until_arrived(2, 1);
+    assert_eq!((world.stats(2).fast_refusals, world.arrived(1)), (0, 0));
+    // It asks again after a second, and not before.
+    assert_eq!((world.words[&(1, REQUEST)], world.endpoints[0].lists_in_use() & !0b10), (1, 0));
+    world.until_arrived(1, 1);
+    world.pass(APART_FOR);
+    assert!(world.words[&(1, REQUEST)] <= 1 + world.now.as_secs(), "{:?} at {:?}", world.words, world.now);
+}
+
+#[test]
+fn so_is_one_whose_holder_sends_little_and_another_way() {
+    let mut world = World::plain(1, 0b10);
+    world.elsewhere.push(1);
+    let own = world.numbers[1].0;
+    for messages in 1..=200 {
+        world.endpoints[1].session(own).unwrap().request_fast(1).unwrap();
+        world.post(1, 1, 1_000);
+        world.until_arrived(1, messages);
+        world.pass(4 * MS);
+    }
+    let stats = world.endpoints[0].stats();
+    assert_eq!((stats.list_grants, stats.lists_idle, stats.lists_astray), (1, 1, 0), "{stats:?}");
+    assert_eq!(world.stats(1).fast_requests, 1);
+}
+
+#[test]
+fn a_few_packets_by_another_way_cost_nobody_a_list() {
+    let (mut admission, holder) = (Admission::new(), (1, 2));
+    admission.set_lists(0b10);
+    assert_eq!(admission.grant(MS, holder, 1, Duration::ZERO), Some(1));
+    for _ in 0..10 {
+        assert!((1..STRAYS_MOST).all(|_| admission.note_use(MS, holder, 1, 0) == Use::Own));
+        assert_eq!(admission.note_use(MS, holder, 1, 1), Use::Own);
+    }
+    // Only what comes by it keeps it.
+    assert_eq!(admission.note_use(15 * MS, holder, 1, 3), Use::Own);
+    assert_eq!(admission.release_idle(MS + IDLE_FOR), 1);
+    assert_eq!(admission.retry_after(MS + IDLE_FOR, holder), RETRY_AFTER, "it was of use");
+    assert_eq!(admission.grant(30 * MS, holder, 2, Duration::ZERO), Some(1));
+    assert!((1..STRAYS_MOST).all(|_| admission.note_use(30 * MS, holder, 1, 0) == Use::Own));
+    assert_eq!(admission.note_use(30 * MS, holder, 1, 0), Use::Astray);
+    assert_eq!((admission.granted(), admission.note_use(30 * MS, holder, 1, 1)), (0, Use::Foreign));
+    assert_eq!(admission.grant(40 * MS, holder, 3, Duration::ZERO), None);
+    assert_eq!(admission.retry_after(40 * MS, holder), APART_FOR - 10 * MS);
+    assert_eq!(admission.grant(40 * MS, (1, 3), 4, Duration::ZERO), Some(1), "another VI can have it");
+    admission.release((1, 3), 4);
+    assert_eq!(admission.grant(30 * MS + APART_FOR, holder, 5, Duration::ZERO), Some(1));
+}
+
 proptest! {
     #[test]
     fn a_word_is_what_its_header_says(request: u32, number: u32, list in 1u8.., micros in 0..NEVER, vi: u32) {
@@ -545,7 +729,7 @@ proptest! {
     /// Whatever is said, by whom, and when: what is granted is there, to one holder each, and comes back.
     #[test]
     fn any_order_of_requests_and_releases_keeps_the_books(
-        steps in prop::collection::vec((0u8..5, 0u32..4, 0u32..3, 0u8..20, 0u64..15), 0..200),
+        steps in prop::collection::vec((0u8..6, 0u32..4, 0u32..3, 0u8..20, 0u64..15), 0..200),
     ) {
         let (mut admission, mut now) = (Admission::new(), Duration::ZERO);
         admission.set_lists(0b1110);
@@ -553,7 +737,8 @@ proptest! {
             now += MS * ms as u32;
             match what {
                 0 | 1 => drop(admission.grant(now, (session, vi), vi, Duration::ZERO)),
-                2 => drop(admission.note_use(now, (session, vi), list)),
+                2 => _ = admission.note_use(now, (session, vi), list, list),
+                5 => (0..40).for_each(|_| _ = admission.note_use(now, (session, vi), list, 0)),
                 3 => admission.release((session, vi), u32::from(list)),
                 _ => drop(admission.release_idle(now)),
             }
