@@ -33,8 +33,6 @@ pub struct Engine<L, S, T> {
     /// The link's lists, and those of them that it was told are granted.
     lists: u16,
     lists_noted: u16,
-    /// When many packets came at once, last.
-    batch_at: Duration,
 }
 
 impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
@@ -51,7 +49,6 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             bursts: VecDeque::new(),
             out: Vec::with_capacity(2 * OUT_BYTES),
             moved: Vec::new(),
-            batch_at: Duration::ZERO,
             counters: EngineCounters::default(),
             lists,
             lists_noted: 0,
@@ -120,11 +117,6 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         self.endpoint.poll_timeout()
     }
 
-    /// When many packets came at once, last.
-    pub fn batch_at(&self) -> Duration {
-        self.batch_at
-    }
-
     /// True if packets wait for room in the link.
     pub fn is_held_up(&self) -> bool {
         !self.bursts.is_empty()
@@ -134,9 +126,6 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     pub fn receive(&mut self, now: Duration) -> Result<bool, ReceiveError> {
         if self.link.receive_guided(&mut self.inbox, &mut Expected(&mut self.endpoint))? == 0 {
             return Ok(false);
-        }
-        if self.inbox.len() >= BATCH_PACKETS {
-            self.batch_at = now;
         }
         self.endpoint.note_overruns(self.inbox.drops());
         self.endpoint.set_way(self.inbox.way());
@@ -333,8 +322,6 @@ fn note_refusal<S: Source, T: Sink>(endpoint: &mut Endpoint<S, T>, now: Duration
 /// Bytes gathered for one call: what has just been written is still in the nearest caches.
 const OUT_BYTES: usize = 64 << 10;
 const BURSTS_A_CALL: usize = 8;
-/// So many packets at once are part of something large.
-const BATCH_PACKETS: usize = 8;
 /// Few, so that acknowledgements are seen, and time is told anew, between them.
 const SENDS_A_TURN: usize = 2;
 

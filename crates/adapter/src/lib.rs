@@ -14,7 +14,6 @@
 mod engine;
 mod entropy;
 mod key_file;
-mod linger;
 mod load;
 mod note;
 mod port;

@@ -11,7 +11,6 @@
 //!           while a caller rests, that one looks after everything, and wakes the thread when it leaves
 //! ```
 
-use crate::linger::Linger;
 use crate::switchboard::{Found, Key, Standing, Switchboard};
 use highwire_mem::Granted;
 use highwire_mem::work::{Carrier, Dispatch, Done, Landings, Line, Place, Terms, WireError, Work};
@@ -74,7 +73,6 @@ pub(crate) struct Port {
     full_descriptor: AtomicUsize,
     /// Which sockets a sleeper found readable since the last look, a bit for each.
     readable: AtomicUsize,
-    linger: Linger,
     /// Turns by callers, and callers who sleep.
     turns: AtomicU64,
     away: AtomicU32,
@@ -122,7 +120,6 @@ impl Port {
             held_up: AtomicBool::new(false),
             full_descriptor: AtomicUsize::new(0),
             readable: AtomicUsize::new(0),
-            linger: Linger::new(),
             turns: AtomicU64::new(0),
             away: AtomicU32::new(0),
             callers: eventfd()?,
@@ -324,7 +321,6 @@ impl Port {
             self.full_descriptor.store(board.engine().link().full_descriptor(), Relaxed);
         }
         self.held_up.store(held_up, Relaxed);
-        self.linger.note_batch(board.engine().batch_at());
         // Still with the board: two who show what was true one after the other would hide a caller for good.
         if callers != self.callers_shown.load(Relaxed) {
             self.callers_shown.store(callers, Relaxed);
@@ -550,7 +546,7 @@ impl Port {
                 }
             }
             self.finish(board);
-            if !moved && !self.linger.is_worth_it(self.now()) {
+            if !moved {
                 let deadline = Duration::from_micros(self.deadline.load(SeqCst));
                 let latest = if leaving.is_some() { self.now() + GOODBYE / 10 } else { Duration::MAX };
                 self.sleep(true, deadline.min(latest));
@@ -651,13 +647,7 @@ impl Carrier for Carriage {
 
     fn rest(&self, timeout: Duration, look: &mut dyn FnMut() -> bool) -> bool {
         let port = &self.port;
-        if port.driver != Driver::Caller {
-            return false;
-        }
-        if port.linger.is_worth_it(port.now()) {
-            return true;
-        }
-        if port.resting.swap(true, SeqCst) {
+        if port.driver != Driver::Caller || port.resting.swap(true, SeqCst) {
             return false;
         }
         if !look() {
