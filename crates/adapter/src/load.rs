@@ -82,12 +82,12 @@ impl Sink for Load {
 
     fn expect(&mut self, at: usize, bytes: usize) {
         match &self.parcel {
-            Parcel::Buffer(buffer) => buffer.prefetch_range_to_write(at..at + bytes),
+            Parcel::Buffer(buffer) => buffer.prefetch_range(at..at + bytes),
             Parcel::Segments(segments) => {
                 if let Some((index, at)) = find(segments, at)
                     && let Segment::Buffer(buffer) = &segments[index]
                 {
-                    buffer.prefetch_range_to_write(at..at + bytes);
+                    buffer.prefetch_range(at..at + bytes);
                 }
             }
             Parcel::Empty | Parcel::Bytes(_) | Parcel::Window(_) | Parcel::Written(_) => {}

@@ -528,11 +528,12 @@ impl Buffer {
         sys::prefetch_to_write(&self.place.region.view, self.place.start);
     }
 
-    /// The same for all lines of `range`, as far as it has so many bytes.
-    pub fn prefetch_range_to_write(&self, range: Range<usize>) {
+    /// Asks the cache for all lines of `range`, as far as it has so many bytes. To be written too: nobody else has
+    /// them, and so many requests to write would wait for each other longer.
+    pub fn prefetch_range(&self, range: Range<usize>) {
         let end = range.end.min(self.len());
         for at in (range.start..end).step_by(LINE) {
-            sys::prefetch_to_write(&self.place.region.view, self.place.start + at);
+            sys::prefetch(&self.place.region.view, self.place.start + at);
         }
     }
 
