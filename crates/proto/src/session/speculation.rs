@@ -334,7 +334,7 @@ impl<S: Source, T: Sink> Session<S, T> {
     fn verify_run(&mut self, guessed: &Guessed, heads: &[u8], bytes: usize, from: usize) -> Option<LandedRun> {
         let state = self.vis.get_mut(&guessed.vi)?;
         // The first packet has taken the place, or not: that says how it is named.
-        let target = target_of(state, guessed)?;
+        let (target, mut following) = target_and_next(state, guessed)?;
         let packet = Header::BYTES + guessed.segment;
         let mut run: Option<LandedRun> = None;
         for index in from..bytes.div_ceil(packet) {
@@ -381,7 +381,11 @@ impl<S: Source, T: Sink> Session<S, T> {
                 break;
             }
             // While a packet is verified, memory for the one that comes as much later is fetched.
-            target.expect(header.offset as usize + guessed.bytes, payload_bytes);
+            let later = header.offset as usize + guessed.bytes;
+            match &mut following {
+                Some((total, next)) if later >= *total => next.expect(later - *total, payload_bytes),
+                _ => target.expect(later, payload_bytes),
+            }
             let end = u64::from(header.offset) + payload_bytes as u64;
             let asks = flags.has(HeaderFlags::ACKNOWLEDGE);
             match &mut run {
@@ -457,13 +461,27 @@ fn place_of<'a, S, T: Sink>(state: &'a mut ViState<S, T>, guessed: &Guessed) -> 
 }
 
 fn target_of<'a, S, T>(state: &'a mut ViState<S, T>, guessed: &Guessed) -> Option<&'a mut T> {
+    target_and_next(state, guessed).map(|(target, _)| target)
+}
+
+/// The same, and where the next message goes, with the bytes of the one before it.
+fn target_and_next<'a, S, T>(
+    state: &'a mut ViState<S, T>,
+    guessed: &Guessed,
+) -> Option<(&'a mut T, Option<(usize, &'a mut T)>)> {
+    let places = &mut state.places;
     let place = match (state.arriving.get_mut(&guessed.message), guessed.opening) {
-        (Some(message), _) => message.place.as_mut()?,
-        (None, Some(Opening { place: Named::Receive(number), .. })) => state.places.peek(number)?,
-        (None, Some(Opening { place: Named::Token(token), .. })) => state.places.expected.get_mut(&token)?,
+        (Some(message), _) => {
+            let total = message.preface.as_ref().map(|preface| preface.total as usize);
+            let first = places.first();
+            let next = places.peek(first).and_then(|place| place.target.as_mut());
+            return Some((message.place.as_mut()?.target.as_mut()?, total.zip(next)));
+        }
+        (None, Some(Opening { place: Named::Receive(number), .. })) => places.peek(number)?,
+        (None, Some(Opening { place: Named::Token(token), .. })) => places.expected.get_mut(&token)?,
         (None, None) => return None,
     };
-    place.target.as_mut()
+    Some((place.target.as_mut()?, None))
 }
 
 /// What a kernel puts together, at most.
