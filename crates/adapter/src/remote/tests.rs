@@ -85,8 +85,13 @@ impl Liar {
 
     fn tell(&mut self, note: Note) {
         let control = note.encode();
-        let message = Outgoing { token: 0, control, immediate: 0, payload_token: None, payload: None };
-        self.session().post_send(NOTES, message).unwrap();
+        let mut message = Outgoing { token: 0, control, immediate: 0, payload_token: None, payload: None };
+        // So many may be outstanding, and no more.
+        while let Err((refusal, back)) = self.session().post_send(NOTES, message) {
+            assert!(matches!(refusal, highwire_proto::Refusal::Full { .. }), "{refusal}");
+            message = back;
+            self.turn();
+        }
     }
 
     fn request(&mut self, kind: RequestKind, id: u32, handle: u32, offset: u64, length: u64) {
