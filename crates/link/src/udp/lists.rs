@@ -62,6 +62,8 @@ pub(super) struct Lists {
     epoll: OwnedFd,
     /// Somebody polled it, and found that one has.
     ready: bool,
+    /// One of them may be looked at before the kernel is asked.
+    any_warm: bool,
     /// Looks until it is asked.
     countdown: u32,
     /// Where the next look begins, so that each has its turn.
@@ -137,7 +139,7 @@ impl Lists {
             each.push(List { socket: Some(socket), in_use: false, interval: COLD, countdown: 0 });
         }
         let (ready, countdown, next) = (false, ASK_EVERY, 0);
-        Ok(Lists { each, at: field.at, epoll, ready, countdown, next, finds: 0, finds_max: 1 })
+        Ok(Lists { each, at: field.at, epoll, ready, any_warm: false, countdown, next, finds: 0, finds_max: 1 })
     }
 
     /// The lists that there are, a bit for each: bit n is list n.
@@ -152,6 +154,7 @@ impl Lists {
         list.in_use = in_use;
         if in_use {
             list.warm();
+            self.any_warm = true;
         }
     }
 
@@ -167,8 +170,13 @@ impl Lists {
         if self.countdown == 0 || self.ready {
             self.ask(counters);
         }
+        if !self.any_warm {
+            return Order::Without;
+        }
+        self.any_warm = false;
         let mut any = false;
         for list in self.each.iter_mut().filter(|list| list.interval < COLD) {
+            self.any_warm = true;
             list.countdown = list.countdown.saturating_sub(1);
             any |= list.countdown == 0;
         }
@@ -180,6 +188,7 @@ impl Lists {
     }
 
     /// Asks the kernel which of them have something.
+    #[cold]
     fn ask(&mut self, counters: &mut LinkCounters) {
         (self.ready, self.countdown) = (false, ASK_EVERY);
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; ListField::COUNT_MAX as usize];
@@ -192,7 +201,10 @@ impl Lists {
             let Some(socket) = &self.each[index].socket else { continue };
             counters.system_calls += 1;
             match epoll::modify(&self.epoll, socket, data, WATCHED) {
-                Ok(()) => self.each[index].warm(),
+                Ok(()) => {
+                    self.each[index].warm();
+                    self.any_warm = true;
+                }
                 // Its number is not that of the socket that was added.
                 Err(_) => {
                     self.lose(index);
