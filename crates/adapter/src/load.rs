@@ -109,6 +109,13 @@ impl Sink for Load {
     }
 
     fn write(&mut self, at: usize, bytes: &[u8]) {
+        if let Parcel::Buffer(buffer) = &mut self.parcel {
+            // Mostly.
+            if let Some(piece) = buffer.get_mut(at..at + bytes.len()) {
+                piece.copy_from_slice(bytes);
+            }
+            return;
+        }
         if let Parcel::Bytes(place) = &mut self.parcel
             && place.len() < at + bytes.len()
         {

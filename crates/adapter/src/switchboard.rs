@@ -919,17 +919,15 @@ impl Circuit {
 
     /// Hands work on, or lets it wait behind its like. False if the session is over, and everything came back.
     fn hand_on_one(&mut self, session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -> bool {
-        let work = match work {
-            Work::Write(errand) => {
-                self.memory.post(Deed::Write, errand);
-                return true;
+        // Work is not moved for this: most of it is messages, and large.
+        if matches!(work, Work::Write(_) | Work::Read(_)) {
+            match work {
+                Work::Write(errand) => self.memory.post(Deed::Write, errand),
+                Work::Read(errand) => self.memory.post(Deed::Read, errand),
+                Work::Send(_) | Work::Receive(_) | Work::Expect(..) => {}
             }
-            Work::Read(errand) => {
-                self.memory.post(Deed::Read, errand);
-                return true;
-            }
-            work => work,
-        };
+            return true;
+        }
         let lane = &mut self.waiting[lane(&work)];
         if !lane.is_empty() || !may_leave(&work, &self.memory) {
             lane.push_back(work);

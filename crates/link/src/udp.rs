@@ -429,7 +429,7 @@ impl UdpLink {
 
 impl UdpLink {
     /// Receives at the main socket or the favourite's; false if nothing was there.
-    #[inline]
+    #[inline(always)]
     fn receive_at_either(
         &mut self,
         inbox: &mut Inbox,
@@ -586,6 +586,7 @@ impl Link for UdpLink {
 
 impl UdpLink {
     /// Receives where something is most likely to be.
+    #[inline(always)]
     fn receive_somewhere(
         &mut self,
         inbox: &mut Inbox,

@@ -66,6 +66,7 @@ pub enum Parcel {
 
 impl Parcel {
     /// Bytes that go, or that there is room for. A place that takes what it needs has what it took.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             Parcel::Empty | Parcel::Written(_) => 0,
