@@ -29,26 +29,78 @@ impl<'a> Arbitrary<'a> for Input {
 #[derive(Arbitrary, Debug)]
 enum Step {
     // The two who use it.
-    Send { side: bool, vi: u8, size: u16, control: u8, token: Option<u8> },
-    Receive { side: bool, vi: u8, size: u16 },
-    Expect { side: bool, vi: u8, token: u8, size: u16 },
-    Ask { side: bool },
-    Close { side: bool },
-    CloseVi { side: bool, vi: u8 },
-    ReopenVi { side: bool, vi: u8 },
+    Send {
+        side: bool,
+        vi: u8,
+        size: u16,
+        control: u8,
+        token: Option<u8>,
+    },
+    Receive {
+        side: bool,
+        vi: u8,
+        size: u16,
+    },
+    Expect {
+        side: bool,
+        vi: u8,
+        token: u8,
+        size: u16,
+    },
+    Ask {
+        side: bool,
+    },
+    Close {
+        side: bool,
+    },
+    CloseVi {
+        side: bool,
+        vi: u8,
+    },
+    ReopenVi {
+        side: bool,
+        vi: u8,
+    },
     // The network.
-    Deliver { to: bool, which: u8 },
-    DeliverAll { to: bool },
+    Deliver {
+        to: bool,
+        which: u8,
+    },
+    DeliverAll {
+        to: bool,
+    },
     /// Packets that lie one behind the other are received as one, where somebody expects them or not.
-    DeliverBatch { to: bool, count: u8, guess: Guessing },
-    Drop { to: bool, which: u8 },
-    Repeat { to: bool, which: u8 },
-    Damage { to: bool, which: u8, at: u16, with: u8 },
+    DeliverBatch {
+        to: bool,
+        count: u8,
+        guess: Guessing,
+    },
+    Drop {
+        to: bool,
+        which: u8,
+    },
+    Repeat {
+        to: bool,
+        which: u8,
+    },
+    Damage {
+        to: bool,
+        which: u8,
+        at: u16,
+        with: u8,
+    },
     // Time.
-    Wait { us: u32 },
+    Wait {
+        us: u32,
+    },
     WaitForTimer,
     // The peer who lies.
-    Lie { to: bool, lie: Lie, times: u8, flies: bool },
+    Lie {
+        to: bool,
+        lie: Lie,
+        times: u8,
+        flies: bool,
+    },
 }
 
 /// How it is guessed where payloads go.

@@ -7,7 +7,7 @@ use highwire_link::{
     SimulatedLink,
 };
 use highwire_proto::{
-    Assurance, ClusterKey, Ending, Endpoint, EndpointConfig, EndpointEvent, Entropy, Event, Incoming, Keys,
+    Assurance, ClusterKey, Ending, Endpoint, EndpointConfig, EndpointEvent, Entropy, Event, Header, Incoming, Keys,
     LandingStats, Outgoing, SeededEntropy, SessionStats, Speculation,
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -66,6 +66,7 @@ impl Scenario {
                 latency: Duration::from_micros(10 + dice.below(20_000)),
                 jitter: Duration::from_micros(dice.below(2_000)),
                 bytes_per_second: slow,
+                list_at: Some(Header::LIST_AT),
                 queue_bytes: 16_000 + dice.below(500_000) as usize,
                 ..NetworkConfig::default()
             },
@@ -273,7 +274,7 @@ impl Simulation {
             let mut entropy = SeededEntropy::new(scenario.seed.wrapping_mul(3) + number);
             let endpoint = Endpoint::new(keys, config, &mut entropy);
             let mut engine = Engine::new(link, endpoint, Box::new(entropy));
-            // The link sorts nothing: any packet may come by any list.
+            // The network sorts packets by any number; these may be granted.
             engine.endpoint().set_lists((2 << scenario.lists) - 2);
             engine
         };

@@ -12,9 +12,10 @@
 //! Packets to one host arrive in the order they were sent, jitter or not; [`crate::Impaired`] is
 //! what reorders. Time stands still until [`Network::advance_to`] moves it.
 
+use crate::inbox::FIRST_LIST;
 use crate::landing::LOOKED_AT;
 use crate::random::Random;
-use crate::{Advice, Burst, DeliverError, Guide, Inbox, Link, LinkCounters, ReceiveError, SendError};
+use crate::{Advice, Burst, DeliverError, Guide, Inbox, Link, LinkCounters, ListField, ReceiveError, SendError};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -38,6 +39,9 @@ pub struct NetworkConfig {
     pub mtu: usize,
     /// What becomes of a larger one.
     pub oversize: Oversize,
+    /// Which byte of a packet is the number of its receive list, if hosts have some: what is of another list may be
+    /// received before what came earlier.
+    pub list_at: Option<usize>,
 }
 
 /// What becomes of a packet that is larger than its path takes.
@@ -60,6 +64,7 @@ impl Default for NetworkConfig {
             queue_bytes: 1 << 20,
             mtu: 1472,
             oversize: Oversize::Refused,
+            list_at: None,
         }
     }
 }
@@ -88,6 +93,8 @@ pub struct Network {
 pub struct SimulatedLink {
     network: Network,
     local: SocketAddr,
+    /// The list that something was received by last.
+    list: u8,
     counters: LinkCounters,
 }
 
@@ -149,7 +156,7 @@ impl Network {
         }
         let before = state.ports.insert(local, Port::default());
         assert!(before.is_none(), "the simulated address {local} is taken");
-        SimulatedLink { network: self.clone(), local, counters: LinkCounters::default() }
+        SimulatedLink { network: self.clone(), local, list: 0, counters: LinkCounters::default() }
     }
 
     /// Time since the start.
@@ -223,6 +230,59 @@ fn nanoseconds(count: u128) -> Duration {
     Duration::from_nanos(u64::try_from(count).expect("less than five hundred years"))
 }
 
+impl SimulatedLink {
+    /// Takes what has arrived by one list: by each in turn, as one who has several sockets looks at them.
+    fn take_arrived(&mut self) -> VecDeque<Flying> {
+        let mut state = self.network.lock();
+        let (now, list_at) = (state.now, state.config.list_at);
+        let port = state.ports.get_mut(&self.local).expect("a link has its port until it is dropped");
+        let list = |packet: &Flying| {
+            let named = list_at.and_then(|at| packet.bytes.get(at)).copied();
+            named.filter(|list| *list <= ListField::COUNT_MAX).unwrap_or(0)
+        };
+        let arrived = port.packets.partition_point(|packet| packet.arrival <= now);
+        let later = port.packets.split_off(arrived);
+        let lists = port.packets.iter().map(list);
+        let next = lists.clone().filter(|list| *list > self.list).min();
+        self.list = next.or_else(|| lists.min()).unwrap_or(0);
+        let (taken, left) = port.packets.drain(..).partition(|packet| list(packet) == self.list);
+        port.packets = left;
+        port.packets.extend(later);
+        taken
+    }
+
+    /// Puts back what was taken and does not fit.
+    fn give_back(&mut self, packets: VecDeque<Flying>) {
+        let mut state = self.network.lock();
+        let port = state.ports.get_mut(&self.local).expect("a link has its port until it is dropped");
+        packets.into_iter().rev().for_each(|packet| port.packets.push_front(packet));
+    }
+
+    /// Puts packets into the inbox, as many as fit; how many.
+    fn fill(&mut self, inbox: &mut Inbox, mut packets: VecDeque<Flying>) -> usize {
+        while let Some(packet) = packets.front() {
+            match inbox.deliver(packet.from, &packet.bytes) {
+                Ok(()) => self.counters.bytes_received += packet.bytes.len() as u64,
+                Err(DeliverError::TooLong { .. }) => self.counters.truncated += 1,
+                Err(DeliverError::Full { .. }) => break,
+            }
+            packets.pop_front();
+        }
+        self.give_back(packets);
+        self.note_received(inbox)
+    }
+
+    fn note_received(&mut self, inbox: &mut Inbox) -> usize {
+        inbox.note_way(self.way());
+        self.counters.packets_received += inbox.len() as u64;
+        inbox.len()
+    }
+
+    fn way(&self) -> usize {
+        if self.list == 0 { 0 } else { FIRST_LIST + usize::from(self.list) - 1 }
+    }
+}
+
 impl Link for SimulatedLink {
     fn local_address(&self) -> SocketAddr {
         self.local
@@ -250,39 +310,24 @@ impl Link for SimulatedLink {
 
     fn receive(&mut self, inbox: &mut Inbox) -> Result<usize, ReceiveError> {
         inbox.clear();
-        let mut state = self.network.lock();
-        let now = state.now;
-        let port = state.ports.get_mut(&self.local).expect("a link has its port until it is dropped");
-        while let Some(packet) = port.packets.front().filter(|packet| packet.arrival <= now) {
-            match inbox.deliver(packet.from, &packet.bytes) {
-                Ok(()) => self.counters.bytes_received += packet.bytes.len() as u64,
-                Err(DeliverError::TooLong { .. }) => self.counters.truncated += 1,
-                Err(DeliverError::Full { .. }) => break,
-            }
-            port.packets.pop_front();
-        }
-        self.counters.packets_received += inbox.len() as u64;
-        Ok(inbox.len())
+        let packets = self.take_arrived();
+        Ok(self.fill(inbox, packets))
     }
 
     /// Packets of one sender and one size that have arrived are a batch, as a kernel makes them.
     fn receive_guided(&mut self, inbox: &mut Inbox, guide: &mut dyn Guide) -> Result<usize, ReceiveError> {
         inbox.clear();
-        let mut state = self.network.lock();
-        let now = state.now;
-        let port = state.ports.get_mut(&self.local).expect("a link has its port until it is dropped");
-        let Some(first) = port.packets.front().filter(|packet| packet.arrival <= now) else { return Ok(0) };
-        let (mut advice, mut looked) = (guide.advise(0, None), false);
+        let mut packets = self.take_arrived();
+        let Some(first) = packets.front() else { return Ok(0) };
+        let (mut advice, mut looked) = (guide.advise(self.way(), None), false);
         if matches!(advice, Advice::Look) {
             self.counters.looks_ahead += 1;
-            (advice, looked) = (guide.advise(0, Some(&first.bytes[..first.bytes.len().min(LOOKED_AT)])), true);
+            advice = guide.advise(self.way(), Some(&first.bytes[..first.bytes.len().min(LOOKED_AT)]));
+            looked = true;
         }
-        let Advice::Land(mut landing) = advice else {
-            drop(state);
-            return self.receive(inbox);
-        };
+        let Advice::Land(mut landing) = advice else { return Ok(self.fill(inbox, packets)) };
         let (from, segment, mut batch, mut count) = (first.from, first.bytes.len(), Vec::new(), 0);
-        for packet in port.packets.iter().take_while(|packet| packet.arrival <= now).take(BATCH_PACKETS_MAX) {
+        for packet in packets.iter().take(BATCH_PACKETS_MAX) {
             let fits = packet.bytes.len() <= segment && batch.len() + packet.bytes.len() <= BURST_BYTES_MAX;
             if packet.from != from || !fits || packet.bytes.is_empty() && count > 0 {
                 break;
@@ -293,13 +338,13 @@ impl Link for SimulatedLink {
                 break;
             }
         }
-        port.packets.drain(..count);
+        packets.drain(..count);
         match inbox.land(&mut landing, from, &batch, segment, looked) {
             true => self.counters.bytes_received += batch.len() as u64,
             false => self.counters.truncated += 1,
         }
-        self.counters.packets_received += inbox.len() as u64;
-        Ok(inbox.len())
+        self.give_back(packets);
+        Ok(self.note_received(inbox))
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -126,11 +126,20 @@ impl Vi {
 
     /// What has become of the payloads that came from another host; none of that on this one.
     pub fn landings(&self) -> Landings {
+        self.count_landings(false)
+    }
+
+    /// The same of all VIs that share its socket.
+    pub fn landings_in_all(&self) -> Landings {
+        self.count_landings(true)
+    }
+
+    fn count_landings(&self, all: bool) -> Landings {
         match &self.member {
             Member::Host(_) => Landings::default(),
             // In a child nobody knows who held the adapter's lock when it was made.
             Member::Wire(member) if !member.process.is_this() => Landings::default(),
-            Member::Wire(member) => member.carrier().landings(false),
+            Member::Wire(member) => member.carrier().landings(all),
         }
     }
 
