@@ -128,8 +128,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
             return Ok(false);
         }
         self.endpoint.note_overruns(self.inbox.drops());
-        self.endpoint.set_way(self.inbox.way());
-        self.endpoint.set_way_list(self.inbox.list());
+        self.endpoint.set_way(self.inbox.way(), self.inbox.list());
         let (endpoint, entropy) = (&mut self.endpoint, &mut *self.entropy);
         if self.inbox.landed().is_some() {
             self.take_landed(now);

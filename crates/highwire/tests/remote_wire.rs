@@ -1,34 +1,16 @@
 //! Remote memory between hosts, by way of loopback: what the owner granted is written and read, and nothing else.
 
 use highwire::{
-    Buffer, ClusterKey, Completion, Config, Denial, Driver, Exported, Failure, GrantError, Impairments, Keys, Message,
-    Nic, Operation, PostError, RdmaRead, RdmaWrite, Receive, Region, Reliability, RemoteKey, Tag, Vi, ViOptions,
-    WaitError, WireConfig, WithdrawError,
+    Buffer, Completion, Denial, Driver, Exported, Failure, GrantError, Impairments, Message, Nic, Operation, PostError,
+    RdmaRead, RdmaWrite, Receive, Region, Reliability, RemoteKey, Tag, Vi, ViOptions, WaitError, WireConfig,
+    WithdrawError,
 };
+use loopback::{PATIENCE, nic, sealed, two_ends, wires};
 use std::collections::VecDeque;
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
-fn sealed() -> Keys {
-    Keys::new(ClusterKey::from_random([9; 32]))
-}
-
-/// Every way of carrying, with and without a key.
-fn wires() -> Vec<WireConfig> {
-    let mut wires = Vec::new();
-    for driver in [Driver::Thread, Driver::Caller] {
-        for keys in [sealed(), Keys::insecure()] {
-            wires.push(WireConfig { keys, driver, ..WireConfig::default() });
-        }
-    }
-    wires
-}
-
-fn nic(wire: &WireConfig) -> Nic {
-    Nic::with_wire(Config::default(), wire.clone()).unwrap()
-}
+mod loopback;
 
 /// Two ends of a VI: `here` writes and reads what `there` grants.
 struct Pair {
@@ -45,14 +27,7 @@ impl Pair {
     }
 
     fn with(wire: &WireConfig, options: &ViOptions<'_>) -> Pair {
-        let (caller, listening) = (nic(wire), nic(wire));
-        let listener = listening.listen("udp:127.0.0.1:0").unwrap();
-        let to = listener.address().to_owned();
-        let (here, there) = std::thread::scope(|scope| {
-            let here = scope.spawn(|| caller.connect_with(&to, options).unwrap());
-            let there = listener.accept_with(PATIENCE, options).unwrap();
-            (here.join().unwrap(), there)
-        });
+        let [(caller, here), (listening, there)] = two_ends(wire, "udp:127.0.0.1:0", options);
         let memory = caller.register(64 << 20).unwrap();
         Pair { here, there, nic: listening, memory, next: 0 }
     }

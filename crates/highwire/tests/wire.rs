@@ -5,28 +5,10 @@ use highwire::{
     ListenError, Listener, Message, Nic, Operation, PacketSize, PayloadToken, PeerId, PostError, Receive, Recording,
     Region, Reliability, State, Vi, ViOptions, WaitError, WireConfig, WireError,
 };
+use loopback::{PATIENCE, nic, sealed, two_ends, wires};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
-fn sealed() -> Keys {
-    Keys::new(ClusterKey::from_random([9; 32]))
-}
-
-/// Every way of carrying, with and without a key.
-fn wires() -> Vec<WireConfig> {
-    let mut wires = Vec::new();
-    for driver in [Driver::Thread, Driver::Caller] {
-        for keys in [sealed(), Keys::insecure()] {
-            wires.push(WireConfig { keys, driver, ..WireConfig::default() });
-        }
-    }
-    wires
-}
-
-fn nic(wire: &WireConfig) -> Nic {
-    Nic::with_wire(Config::default(), wire.clone()).unwrap()
-}
+mod loopback;
 
 /// Two ends of a VI, of two Nics.
 struct Pair {
@@ -41,14 +23,7 @@ impl Pair {
     }
 
     fn at(wire: &WireConfig, address: &str, options: &ViOptions<'_>) -> Pair {
-        let (caller, listening) = (nic(wire), nic(wire));
-        let listener = listening.listen(address).unwrap();
-        let to = listener.address().to_owned();
-        let (here, there) = std::thread::scope(|scope| {
-            let here = scope.spawn(|| caller.connect_with(&to, options).unwrap());
-            let there = listener.accept_with(PATIENCE, options).unwrap();
-            (here.join().unwrap(), there)
-        });
+        let [(caller, here), (_, there)] = two_ends(wire, address, options);
         Pair { here, there, memory: caller.register(32 << 20).unwrap() }
     }
 

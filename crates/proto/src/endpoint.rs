@@ -250,11 +250,6 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         self.admission.granted()
     }
 
-    /// What is handed in next came by this receive list, whatever it names; 0 if by none.
-    pub fn set_way_list(&mut self, list: u8) {
-        self.list = list;
-    }
-
     /// The session and the VI, as this side numbers them, whose packets are to come by a list.
     #[cfg(test)]
     pub(crate) fn list_holder(&self, list: u8) -> Option<(u32, u32)> {

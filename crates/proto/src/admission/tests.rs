@@ -103,7 +103,7 @@ impl World {
         while let Some(first) = self.on_the_way.first_entry().filter(|first| first.key().0 <= self.now) {
             let (from, to, packet) = first.remove();
             let list = if self.elsewhere.contains(&from) { 0 } else { packet[Header::LIST_AT] };
-            self.endpoints[to].set_way_list(list);
+            self.endpoints[to].set_way(0, list);
             let is_taken = self.dead.contains(&to) || self.lands && self.land(from, to, &packet);
             if !is_taken {
                 self.endpoints[to].handle_packet(self.now, address(from), &packet, &mut self.entropy);

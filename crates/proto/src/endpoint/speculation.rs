@@ -64,9 +64,10 @@ impl Way {
 }
 
 impl<S: Source, T: Sink> Endpoint<S, T> {
-    /// What is handed in next came by this way: a number that is the same for what comes by one socket.
-    pub fn set_way(&mut self, way: usize) {
-        self.way = way.min(WAYS - 1);
+    /// What is handed in next came by this way, a number that is the same for what comes by one socket; and by this
+    /// receive list, whatever it names, or by none, which is 0.
+    pub fn set_way(&mut self, way: usize, list: u8) {
+        (self.way, self.list) = (way.min(WAYS - 1), list);
     }
 
     /// Where the payloads of the next batch by this way are expected; `head` is how it begins, if that was

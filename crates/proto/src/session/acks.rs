@@ -101,17 +101,10 @@ impl<S: Source, T: Sink> Session<S, T> {
             // [W-37]
             return;
         }
-        self.unacknowledged += 1;
-        // [W-36]
         let at_once = !in_order
-            || self.unacknowledged >= self.config.acknowledge_every
             || header.kind == Kind::Data && header.flags.has(HeaderFlags::ACKNOWLEDGE)
             || matches!(header.kind, Kind::Probe | Kind::Close);
-        if at_once {
-            self.acknowledge_now = true;
-        } else {
-            self.acknowledge_after(now);
-        }
+        self.owe_acknowledgement(now, 1, at_once);
     }
 
     /// Data packets have come whose numbers follow each other; one of them may ask for an acknowledgement.
@@ -121,15 +114,19 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.window.accept(number);
         });
         let in_order = self.note_number(now, first);
-        if let Some(rest) = numbers.end.checked_sub(first + 1).filter(|rest| *rest > 0) {
-            while !self.received.insert(first + 1..first + 1 + rest, self.config.holes_max.min(RANGES_KEPT)) {
+        if count > 1 {
+            while !self.received.insert(first + 1..numbers.end, self.config.holes_max.min(RANGES_KEPT)) {
                 self.received.forget_lowest();
             }
             self.received.forget_below(numbers.end.saturating_sub(PACKETS_TOLD));
         }
-        self.unacknowledged += count;
-        // [W-36]
-        if !in_order || asks || self.unacknowledged >= self.config.acknowledge_every {
+        self.owe_acknowledgement(now, count, !in_order || asks);
+    }
+
+    /// So many more packets are to be acknowledged [W-36].
+    fn owe_acknowledgement(&mut self, now: Duration, packets: u32, at_once: bool) {
+        self.unacknowledged += packets;
+        if at_once || self.unacknowledged >= self.config.acknowledge_every {
             self.acknowledge_now = true;
         } else {
             self.acknowledge_after(now);

@@ -137,7 +137,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         if ahead > u32::MAX / 2 || header.flags.has(HeaderFlags::UNRELIABLE) != unreliable {
             return true;
         }
-        if ahead as usize >= MESSAGES_AHEAD && !unreliable {
+        if ahead >= MESSAGES_AHEAD && !unreliable {
             return false;
         }
         let first = header.flags.has(HeaderFlags::FIRST);
@@ -266,7 +266,7 @@ fn landing_place<'a, S, T: Sink>(
         Some(message) if message.landed.is_free(range) => message.place.as_mut()?,
         Some(_) => return None,
         None if header.flags.has(HeaderFlags::TOKEN) || header.flags.has(HeaderFlags::UNRELIABLE) => return None,
-        None if header.message.wrapping_sub(state.next_delivery) as usize >= MESSAGES_AHEAD => return None,
+        None if header.message.wrapping_sub(state.next_delivery) >= MESSAGES_AHEAD => return None,
         None => state.places.peek(header.receive)?,
     };
     place.target.as_mut()?.piece(range.start as usize..range.end as usize)
@@ -299,4 +299,4 @@ fn capacity<T: Sink>(place: &mut Incoming<T>) -> usize {
 
 const HOLES_WITHOUT_PLACE: usize = 64;
 /// Messages of a VI that may arrive before an earlier one is complete.
-const MESSAGES_AHEAD: usize = 4096;
+pub(super) const MESSAGES_AHEAD: u32 = 4096;

@@ -6,9 +6,10 @@
 //! verified there and needs no copy; a run of them is noted as one. Nothing is taken for received before it is
 //! verified, and a guess names nothing that was received.
 
+use super::landing::MESSAGES_AHEAD;
 use super::{Assurance, Session, State, ViState};
 use crate::header::{Header, HeaderFlags, Kind, NUMBERS};
-use crate::message::{InMessage, Preface, Sink, Source};
+use crate::message::{InMessage, Incoming, Places, Preface, Sink, Source};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -133,6 +134,15 @@ enum Named {
     Token(u64),
 }
 
+impl Named {
+    fn find<T>(self, places: &mut Places<T>) -> Option<&mut Incoming<T>> {
+        match self {
+            Named::Receive(number) => places.peek(number),
+            Named::Token(token) => places.expected.get_mut(&token),
+        }
+    }
+}
+
 impl Guessed {
     /// Where the head of packet `index` is among the heads, and its payload in the place if it has so many
     /// bytes in all.
@@ -152,7 +162,8 @@ impl Guessed {
 
 /// Packets that are where they belong, with numbers one after the other.
 struct LandedRun {
-    first: Header,
+    /// The number of the first.
+    first: u64,
     last: Header,
     count: u32,
     /// Their bytes of the message.
@@ -286,11 +297,7 @@ impl<S: Source, T: Sink> Session<S, T> {
                 (target, gap.start as usize..gap.end as usize)
             }
             Some(opening) => {
-                let place = match opening.place {
-                    Named::Receive(number) => state.places.peek(number)?,
-                    Named::Token(token) => state.places.expected.get_mut(&token)?,
-                };
-                let target = place.target.as_mut()?;
+                let target = opening.place.find(&mut state.places)?.target.as_mut()?;
                 let end = target.capacity().min(opening.total);
                 (target, offset..end)
             }
@@ -391,7 +398,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             match &mut run {
                 None => {
                     let range = u64::from(header.offset)..end;
-                    run = Some(LandedRun { first: header, last: header, count: 1, range, preface, asks });
+                    run = Some(LandedRun { first: header.number, last: header, count: 1, range, preface, asks });
                 }
                 Some(run) => {
                     (run.last, run.count, run.range.end, run.asks) = (header, run.count + 1, end, run.asks | asks);
@@ -434,7 +441,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         (self.last_run, self.last_heard) = (self.last_run.max(now), now);
         self.take_header_ack(now, last.ack);
         self.take_credit(guessed.vi, last.credit);
-        self.note_received_run(now, first.number, count, asks);
+        self.note_received_run(now, first, count, asks);
     }
 
     /// Nothing lies any longer in the place of the last guess but what belongs there: a message that is complete is
@@ -457,31 +464,22 @@ impl<S: Source, T: Sink> Session<S, T> {
 
 /// The place of a guess, if it is there and still missing: nothing that was received is overwritten.
 fn place_of<'a, S, T: Sink>(state: &'a mut ViState<S, T>, guessed: &Guessed) -> Option<&'a mut [u8]> {
-    target_of(state, guessed)?.piece(guessed.offset..guessed.offset + guessed.bytes)
+    let (target, _) = target_and_next(state, guessed)?;
+    target.piece(guessed.offset..guessed.offset + guessed.bytes)
 }
 
-fn target_of<'a, S, T>(state: &'a mut ViState<S, T>, guessed: &Guessed) -> Option<&'a mut T> {
-    target_and_next(state, guessed).map(|(target, _)| target)
-}
-
-/// The same, and where the next message goes, with the bytes of the one before it.
+/// Where the message of a guess goes; and where the next one does, with the bytes of the one before it.
 fn target_and_next<'a, S, T>(
     state: &'a mut ViState<S, T>,
     guessed: &Guessed,
 ) -> Option<(&'a mut T, Option<(usize, &'a mut T)>)> {
-    let places = &mut state.places;
-    let place = match (state.arriving.get_mut(&guessed.message), guessed.opening) {
-        (Some(message), _) => {
-            let total = message.preface.as_ref().map(|preface| preface.total as usize);
-            let first = places.first();
-            let next = places.peek(first).and_then(|place| place.target.as_mut());
-            return Some((message.place.as_mut()?.target.as_mut()?, total.zip(next)));
-        }
-        (None, Some(Opening { place: Named::Receive(number), .. })) => places.peek(number)?,
-        (None, Some(Opening { place: Named::Token(token), .. })) => places.expected.get_mut(&token)?,
-        (None, None) => return None,
+    let Some(message) = state.arriving.get_mut(&guessed.message) else {
+        return Some((guessed.opening?.place.find(&mut state.places)?.target.as_mut()?, None));
     };
-    Some((place.target.as_mut()?, None))
+    let total = message.preface.as_ref().map(|preface| preface.total as usize);
+    let first = state.places.first();
+    let next = state.places.peek(first).and_then(|place| place.target.as_mut());
+    Some((message.place.as_mut()?.target.as_mut()?, total.zip(next)))
 }
 
 /// What a kernel puts together, at most.
@@ -491,5 +489,3 @@ const BATCH_PACKETS: usize = 64;
 const WHOLES_MAX: u8 = 2;
 /// For less a list is not worth making.
 const SEGMENT_BYTES_LEAST: usize = 256;
-/// Messages of a VI that may arrive before an earlier one is complete.
-const MESSAGES_AHEAD: u32 = 4096;
