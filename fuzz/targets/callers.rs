@@ -4,7 +4,7 @@
 use arbitrary::Arbitrary;
 use highwire_fuzz::liar::{CONNECT, Caller, Letter, Props};
 use highwire_fuzz::{Mail, stage};
-use highwire_vi::{AcceptError, Config, Listener, Nic};
+use highwire_vi::{AcceptError, Config, ViListener, Nic};
 use libfuzzer_sys::fuzz_target;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
@@ -16,8 +16,8 @@ struct Input {
     callers: Vec<(Vec<Mail>, bool)>,
 }
 
-fn listener() -> &'static Listener {
-    static LISTENER: OnceLock<Listener> = OnceLock::new();
+fn listener() -> &'static ViListener {
+    static LISTENER: OnceLock<ViListener> = OnceLock::new();
     LISTENER.get_or_init(|| {
         let config = Config {
             runtime_dir: Some(stage().to_owned()),
@@ -48,7 +48,7 @@ fuzz_target!(|input: Input| {
     nothing_is_left();
 });
 
-fn accept_all(listener: &Listener) {
+fn accept_all(listener: &ViListener) {
     loop {
         match listener.accept(Duration::ZERO) {
             Ok(_) => {}

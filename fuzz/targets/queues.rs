@@ -6,7 +6,7 @@ use arbitrary::Arbitrary;
 use highwire_fuzz::liar::{ABORTED, CONNECT, Letter, Liar, Props, Slot, knock};
 use highwire_fuzz::{Mail, stage};
 use highwire_vi::{
-    CompletionQueue, Config, InPlace, Listener, Message, Nic, Path, PayloadToken, Pool, RdmaRead, RdmaWrite, Receive,
+    CompletionQueue, Config, InPlace, ViListener, Message, Nic, Path, PayloadToken, Pool, RdmaRead, RdmaWrite, Receive,
     RemoteKey, Vi, ViOptions, WaitError,
 };
 use libfuzzer_sys::fuzz_target;
@@ -56,7 +56,7 @@ enum Step {
 struct Victim {
     nic: Nic,
     queue: CompletionQueue,
-    listener: Listener,
+    listener: ViListener,
     path: PathBuf,
     /// Frames for everything, so that no input has to make regions.
     frames: Pool,

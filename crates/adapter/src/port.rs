@@ -210,7 +210,7 @@ impl Port {
     fn connected(self: &Arc<Port>, key: Key, line: &Arc<Line>) -> Option<()> {
         let (peer, message_bytes_max) = self.board().reach(key)?;
         let carrier = Arc::new(Carriage { port: self.clone(), key });
-        line.connected(Terms { peer, message_bytes_max, carrier });
+        line.connected(Terms { peer, local: self.local(), message_bytes_max, carrier });
         Some(())
     }
 

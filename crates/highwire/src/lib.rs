@@ -16,6 +16,11 @@ pub use highwire_link::{Impairments, Recording, RecordingError, RecordingOptions
 pub use highwire_mem::{Ticks, ticks, ticks_per_second};
 pub use highwire_proto::{ClusterKey, Fingerprint, Keys, PacketSize, Speculation};
 pub use highwire_pulse::Pulse;
+/// How a stream stands: see [`Stream::state`].
+pub use highwire_sock::State as StreamState;
+#[cfg(feature = "tokio")]
+pub use highwire_sock::{AsyncListener, AsyncStream};
+pub use highwire_sock::{Incoming, KEY_VARIABLE, Listener, SockAddress, SockConfig, Sockets, Strategy, Stream};
 // A name that is given here stands before the same name from there: `Nic` is ours.
 pub use highwire_vi::*;
 pub use nic::Nic;

@@ -2,8 +2,8 @@
 
 use highwire::{
     AcceptError, Background, ClusterKey, Completion, Config, ConnectError, Driver, Failure, Impairments, Keys,
-    ListenError, Listener, Message, Nic, Operation, PacketSize, PayloadToken, PeerId, PostError, Receive, Recording,
-    Region, Reliability, State, Vi, ViOptions, WaitError, WireConfig, WireError,
+    ListenError, Message, Nic, Operation, PacketSize, PayloadToken, PeerId, PostError, Receive, Recording, Region,
+    Reliability, State, Vi, ViListener, ViOptions, WaitError, WireConfig, WireError,
 };
 use loopback::{PATIENCE, nic, sealed, two_ends, wires};
 use std::time::{Duration, Instant};
@@ -518,7 +518,7 @@ fn disconnecting_tells_that_messages_did_not_arrive() {
 }
 
 /// Connects while somebody accepts; what came of it.
-fn meet(caller: &Nic, listener: &Listener) -> Result<(Vi, Option<Vi>), ConnectError> {
+fn meet(caller: &Nic, listener: &ViListener) -> Result<(Vi, Option<Vi>), ConnectError> {
     std::thread::scope(|scope| {
         let here = scope.spawn(|| caller.connect(listener.address()));
         let there = listener.accept(Duration::from_secs(2));

@@ -17,7 +17,7 @@ fn nic() -> Nic {
     Nic::with_wire(Config::default(), wire).unwrap()
 }
 
-fn meet(caller: &Nic, listener: &highwire::Listener) -> (Vi, Vi) {
+fn meet(caller: &Nic, listener: &highwire::ViListener) -> (Vi, Vi) {
     std::thread::scope(|scope| {
         let here = scope.spawn(|| caller.connect(listener.address()).unwrap());
         let there = listener.accept(PATIENCE).unwrap();

@@ -8,14 +8,16 @@
 //! ```text
 //! page  0x000  bell: u32       counts the rings; the futex
 //!       0x004  sleepers: u32   how many wait on it
-//!       0x008  armed: u32      not 0: send a byte down the wire too
+//!       0x008  armed: u32      what the wire is to be used for too, see `WireUse`
 //!       0x040  summary: u64    bit i: leaf i is not 0
 //!       0x080  leaf: 64 × u64  bit j of leaf i: number 64 i + j rang
 //! ```
 //!
-//! The *wire* is a datagram socket that goes with the page, for waiters that need a descriptor to
-//! poll. It is not an eventfd: whether that blocks is decided by a flag that both holders share, so
-//! a hostile waiter could stop its ringers; sending on a socket without blocking is the ringer's
+//! The *wire* is a stream socket that goes with the page, for waiters that need a descriptor to
+//! poll: the other end of it. A byte that is sent down the wire makes that readable. A waiter that wants to see
+//! when there is room fills the wire from its end, so that it is not writable; emptying the wire makes it so.
+//! It is not an eventfd: whether that blocks is decided by a flag that both holders share, so
+//! a hostile waiter could stop its ringers; using a socket without blocking is the ringer's
 //! own choice in each call.
 //!
 //! Nobody misses a ring because
@@ -40,6 +42,12 @@ const SLEEPERS_AT: usize = 0x04;
 const ARMED_AT: usize = 0x08;
 const SUMMARY_AT: usize = 0x40;
 const LEAVES_AT: usize = 0x80;
+
+/// What is read from a wire at once, and how often: more than its waiter fills it with.
+#[cfg(not(loom))]
+const WIRE_BYTES: usize = 4096;
+#[cfg(not(loom))]
+const WIRE_LOOKS: usize = 16;
 
 /// The number of a virtual interface on its waiter's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,6 +88,65 @@ impl Attention {
     #[inline]
     pub(crate) fn from_word(word: u32) -> Attention {
         Attention { slots: word & 1 != 0, credit: word & 2 != 0 }
+    }
+}
+
+/// What a bell is rung for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// There are new slots.
+    Slots,
+    /// There is progress in the slots of the one who is rung for, or a payload was given back.
+    Credit,
+    /// The connection is over.
+    End,
+}
+
+/// What ringers are to do with the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct WireUse(u32);
+
+impl WireUse {
+    /// Nothing.
+    pub const NOT: WireUse = WireUse(0);
+    /// Send a byte at every ring.
+    pub const ALWAYS: WireUse = WireUse(1);
+    /// Send a byte for new slots and the end.
+    pub const SLOTS: WireUse = WireUse(2);
+    /// Empty it for progress and the end.
+    pub const CREDIT: WireUse = WireUse(4);
+
+    /// This and that.
+    #[must_use]
+    pub const fn with(self, other: WireUse) -> WireUse {
+        WireUse(self.0 | other.0)
+    }
+
+    /// This without that.
+    #[must_use]
+    pub const fn without(self, other: WireUse) -> WireUse {
+        WireUse(self.0 & !other.0)
+    }
+
+    /// True if all of that is in it.
+    pub const fn has(self, other: WireUse) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// True if it is anything at all.
+    pub const fn is_any(self) -> bool {
+        self.0 != 0
+    }
+
+    #[cfg_attr(loom, allow(dead_code))]
+    const fn sends(self, news: News) -> bool {
+        let bits = if matches!(news, News::Credit) { WireUse::ALWAYS } else { WireUse::ALWAYS.with(WireUse::SLOTS) };
+        self.0 & bits.0 != 0
+    }
+
+    #[cfg_attr(loom, allow(dead_code))]
+    const fn empties(self, news: News) -> bool {
+        !matches!(news, News::Slots) && self.0 & WireUse::CREDIT.0 != 0
     }
 }
 
@@ -153,8 +220,8 @@ impl Bell {
     }
 
     /// Asks ringers to use the wire too, or no longer. Call before [`Bell::settle`] too.
-    pub fn arm(&self, armed: bool) {
-        self.page.0.store32(ARMED_AT, u32::from(armed), Ordering::SeqCst);
+    pub fn arm(&self, armed: WireUse) {
+        self.page.0.store32(ARMED_AT, armed.0, Ordering::SeqCst);
     }
 
     /// True if somebody rang; cheap enough to spin on.
@@ -208,7 +275,7 @@ impl BellRope {
     }
 
     /// Rings. A full fence in itself.
-    pub fn ring(&self) {
+    pub fn ring(&self, news: News) {
         let (leaf, bit) = (self.index.0 / 64, self.index.0 % 64);
         // The leaf before the summary: whoever takes the summary bit finds the leaf's.
         self.page.0.or64(LEAVES_AT + leaf as usize * 8, 1 << bit);
@@ -220,10 +287,26 @@ impl BellRope {
             self.page.0.wake(BELL_AT);
         }
         #[cfg(not(loom))]
-        if self.page.0.load32(ARMED_AT, Ordering::SeqCst) != 0 {
-            use rustix::net::SendFlags;
+        self.use_wire(WireUse(self.page.0.load32(ARMED_AT, Ordering::SeqCst)), news);
+        #[cfg(loom)]
+        let _ = news;
+    }
+
+    #[cfg(not(loom))]
+    fn use_wire(&self, armed: WireUse, news: News) {
+        use rustix::net::{RecvFlags, SendFlags};
+        if armed.sends(news) {
             // A socket that is full is readable already, which is all a ring has to achieve.
             let _ = rustix::net::send(&self.wire, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+        if armed.empties(news) {
+            let mut bytes = [0; WIRE_BYTES];
+            // Bounded, or a waiter that goes on filling would keep us here.
+            for _ in 0..WIRE_LOOKS {
+                if rustix::net::recv(&self.wire, &mut bytes[..], RecvFlags::DONTWAIT).is_err() {
+                    break;
+                }
+            }
         }
     }
 }

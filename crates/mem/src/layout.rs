@@ -22,7 +22,9 @@
 /// Version of everything described here, exchanged at rendezvous.
 ///
 /// * 1: the first.
-pub const LAYOUT_VERSION: u32 = 1;
+/// * 2: the payload of a slot may grow while it is the last; a doorbell page may be for one VI alone; rings say what
+///   they are for.
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Bytes of a slot: four cache lines.
 pub const SLOT_BYTES: usize = 256;

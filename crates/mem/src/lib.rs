@@ -48,7 +48,7 @@ mod words;
 pub mod work;
 
 pub use area::{Extent, PayloadArea};
-pub use bell::{Attention, BELLS_MAX, Bell, BellIndex, BellRope};
+pub use bell::{Attention, BELLS_MAX, Bell, BellIndex, BellRope, News, WireUse};
 pub use layout::{
     Block, BlockShape, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LAYOUT_VERSION, REGION_HEADER_BYTES, SLOT_BYTES,
 };
@@ -71,7 +71,7 @@ pub use {
         Tag,
     },
     sys::{
-        KernelTooOld, Sleep, SleepOutcome, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
+        KernelTooOld, Sleep, SleepOutcome, at_exit, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
         kernel_check, light_barrier, pause,
     },
     watcher::{Watch, WatchKey, Watcher},

@@ -17,7 +17,7 @@ use crate::layout::{Block, CONTENT_BYTES, CONTROL_BYTES_MAX, HEAD_BYTES, LENGTH_
 use crate::memory::{OwnMemory, PeerMemory};
 use crate::sync::{Ordering, writer_fence, writers_fence};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Something in a peer's memory that cannot be true. It ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -143,13 +143,21 @@ impl Flags {
     /// The reader is asked to publish its progress as soon as it has no more use for the payload,
     /// unless it has seen that a further slot is there.
     pub const SOON: Flags = Flags(16);
+    /// The payload may grow until the next slot is published: part of a stream.
+    pub const OPEN: Flags = Flags(32);
 
-    const KNOWN: u8 = 31;
+    const KNOWN: u8 = 63;
 
     /// These bits and those of `other`.
     #[must_use]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
+    }
+
+    /// These bits without those that ask the reader for something.
+    #[must_use]
+    pub const fn without_wishes(self) -> Flags {
+        Flags(self.0 & !(Flags::ACKNOWLEDGE.0 | Flags::SOON.0 | Flags::OPEN.0))
     }
 
     /// True where all bits of `other` are set.
@@ -454,6 +462,32 @@ impl SlotWriter {
         self.seal(at, SlotHead { spans: 1, ..head }, SPAN_BYTES)
     }
 
+    /// The same for one span of the writer's region that has `capacity` bytes, of which `head.length` are there.
+    #[inline]
+    pub fn publish_open_span(&mut self, head: SlotHead, capacity: u32, offset: u64) -> u64 {
+        let at = self.claim(SPAN_BYTES);
+        let span = u128::from(capacity) << 32 | u128::from(offset) << 64;
+        self.own.copy_in(at + HEAD_BYTES, &span.to_le_bytes());
+        self.seal(at, SlotHead { spans: 1, ..head }, SPAN_BYTES)
+    }
+
+    /// Adds to the content of the last slot, which was published open, of this kind and with `length` bytes so far.
+    #[inline(always)]
+    pub fn append(&mut self, length: usize, bytes: &[u8]) {
+        assert!(length + bytes.len() <= CONTENT_BYTES, "a slot's content is at most 240 bytes");
+        let at = self.slots_at + (self.head.wrapping_sub(1) & self.mask) as usize * SLOT_BYTES;
+        self.own.copy_in(at + HEAD_BYTES + length, bytes);
+        self.lengthen((length + bytes.len()) as u32);
+    }
+
+    /// Says that the last slot, which was published open and without immediate data, has `length` bytes by now.
+    #[inline(always)]
+    pub fn lengthen(&mut self, length: u32) {
+        let at = self.slots_at + (self.head.wrapping_sub(1) & self.mask) as usize * SLOT_BYTES;
+        // Release: pairs with the acquire in `SlotReader::length_now`.
+        self.own.store64(at + LENGTH_AT, u64::from(length));
+    }
+
     /// Where the next slot is.
     #[inline(always)]
     fn claim(&self, bytes: usize) -> usize {
@@ -521,24 +555,52 @@ pub struct SlotWatch {
     peer: PeerMemory,
     slots_at: usize,
     mask: u64,
-    tail: Arc<AtomicU64>,
+    place: Arc<Place>,
+}
+
+/// How far a reader is.
+#[derive(Debug)]
+struct Place {
+    tail: AtomicU64,
+    /// Bytes that were taken of the slot at the tail, if it is open.
+    taken: AtomicU32,
 }
 
 impl SlotWatch {
-    /// True if the reader has a slot to read.
+    /// True if the reader has a slot to read, or more of the one that it is at.
     #[inline]
     pub fn ready(&self) -> bool {
-        let tail = self.tail.load(Relaxed);
-        let at = self.slots_at + (tail & self.mask) as usize * SLOT_BYTES;
-        self.peer.load64(at) as u32 == sequence(tail)
+        let tail = self.place.tail.load(Relaxed);
+        if !self.is_published(tail) {
+            return false;
+        }
+        let taken = self.place.taken.load(Relaxed);
+        taken == 0 || self.length(tail) != taken || self.is_published(tail + 1)
+    }
+
+    #[inline(always)]
+    fn at(&self, index: u64) -> usize {
+        self.slots_at + (index & self.mask) as usize * SLOT_BYTES
+    }
+
+    #[inline(always)]
+    fn is_published(&self, index: u64) -> bool {
+        // Acquire: pairs with the release at the end of `SlotWriter::publish`.
+        self.peer.load64(self.at(index)) as u32 == sequence(index)
+    }
+
+    #[inline(always)]
+    fn length(&self, index: u64) -> u32 {
+        // Acquire: pairs with the release in `SlotWriter::lengthen`.
+        self.peer.load64(self.at(index) + LENGTH_AT) as u32
     }
 }
 
 impl SlotWatch {
     /// True if the reader has a slot to read that it cannot want to hold.
     pub fn ready_without_loan(&self) -> bool {
-        let tail = self.tail.load(Relaxed);
-        let first = self.peer.load64(self.slots_at + (tail & self.mask) as usize * SLOT_BYTES);
+        let tail = self.place.tail.load(Relaxed);
+        let first = self.peer.load64(self.at(tail));
         let [kind, flags, ..] = ((first >> 32) as u32).to_le_bytes();
         first as u32 == sequence(tail) && !(kind == SPANS && Flags(flags).has(Flags::WHOLE))
     }
@@ -561,7 +623,7 @@ impl SlotReader {
                 peer,
                 slots_at: peer_block.slots(),
                 mask: depth - 1,
-                tail: Arc::new(AtomicU64::new(start)),
+                place: Arc::new(Place { tail: AtomicU64::new(start), taken: AtomicU32::new(0) }),
             },
             own,
             block,
@@ -593,12 +655,35 @@ impl SlotReader {
     /// Index of the next slot to be read.
     #[inline(always)]
     pub fn tail(&self) -> u64 {
-        self.watch.tail.load(Relaxed)
+        self.watch.place.tail.load(Relaxed)
     }
 
     #[inline]
     fn slot_at(&self) -> usize {
-        self.watch.slots_at + (self.tail() & self.watch.mask) as usize * SLOT_BYTES
+        self.watch.at(self.tail())
+    }
+
+    /// How many bytes the next slot has by now, which is published and open.
+    #[inline(always)]
+    pub fn length_now(&self) -> u32 {
+        self.watch.length(self.tail())
+    }
+
+    /// True if the slot behind the next one is published: the next one has all that it will have.
+    #[inline(always)]
+    pub fn is_sealed(&self) -> bool {
+        self.watch.is_published(self.tail() + 1)
+    }
+
+    /// So many bytes of the next slot, which is open, were taken.
+    #[inline(always)]
+    pub fn note_taken(&mut self, taken: u32) {
+        self.watch.place.taken.store(taken, Relaxed);
+    }
+
+    /// Progress is published when it has come to so many slots.
+    pub fn set_threshold(&mut self, slots: u32) {
+        self.threshold = u64::from(slots.max(1));
     }
 
     /// True if the next slot has been published.
@@ -667,7 +752,7 @@ impl SlotReader {
                 self.own.store64(self.block.held(tail), tail + 1);
             }
         }
-        self.watch.tail.store(tail + 1, Relaxed);
+        self.watch.place.tail.store(tail + 1, Relaxed);
         self.acknowledge |= acknowledge;
         self.more = false;
         self.streak = self.streak.saturating_add(1);

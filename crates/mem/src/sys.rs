@@ -298,6 +298,22 @@ pub(crate) fn peer_pidfd(socket: impl AsFd, pid: i32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
+/// Has `run` called when the process exits, in whichever way but a signal, while its other threads still run.
+pub fn at_exit(run: fn()) {
+    static RUN: std::sync::Mutex<Vec<fn()>> = std::sync::Mutex::new(Vec::new());
+    extern "C" fn run_all() {
+        let all = std::mem::take(&mut *RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        all.into_iter().for_each(|run| run());
+    }
+    let mut all = RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    all.push(run);
+    if all.len() == 1 {
+        // SAFETY: it is a function without arguments that does not unwind into its caller: `extern "C"` aborts instead.
+        // It can only fail for want of memory, and then nobody is waited for.
+        let _ = unsafe { libc::atexit(run_all) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

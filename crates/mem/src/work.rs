@@ -258,6 +258,8 @@ struct Queue {
 pub struct Terms {
     /// Where the peer is.
     pub peer: SocketAddr,
+    /// Where we are. All addresses of this host, where it was not said which.
+    pub local: SocketAddr,
     /// The longest message.
     pub message_bytes_max: u64,
     /// Who carries it.

@@ -4,7 +4,7 @@
 mod pair;
 
 use highwire_mem::{BELLS_MAX, Bell, BellIndex, BellPage, RegionError, RegionKind, RemoteRegion, SharedMemory};
-use highwire_mem::{Sleep, SleepOutcome, Tag};
+use highwire_mem::{News, Sleep, SleepOutcome, Tag, WireUse};
 use pair::Random;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -46,7 +46,7 @@ proptest! {
     fn exactly_those_who_rang_are_heard(rounds in proptest::collection::vec(proptest::collection::vec(0..BELLS_MAX, 0..50), 1..10)) {
         let (bell, page, ..) = bell();
         for numbers in rounds {
-            numbers.iter().for_each(|number| page.rope(index(*number)).ring());
+            numbers.iter().for_each(|number| page.rope(index(*number)).ring(News::Slots));
             prop_assert_eq!(bell.rung(), !numbers.is_empty());
             let expected: Vec<u32> = numbers.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
             prop_assert_eq!(taken(&bell), expected, "each once, lowest first");
@@ -65,7 +65,7 @@ proptest! {
         for (word, value) in writes {
             page_words.store64(word * 8, value);
         }
-        numbers.iter().for_each(|number| page.rope(index(*number)).ring());
+        numbers.iter().for_each(|number| page.rope(index(*number)).ring(News::Slots));
         let heard: BTreeSet<u32> = taken(&bell).into_iter().collect();
         prop_assert!(heard.iter().all(|number| *number < BELLS_MAX));
         prop_assert!(numbers.iter().all(|number| heard.contains(number)));
@@ -93,7 +93,7 @@ fn no_ring_of_any_thread_is_lost() {
                 let mut random = Random::new(u64::from(number));
                 for round in 1..=ROUNDS {
                     published[ringer].store(round, Ordering::Relaxed);
-                    rope.ring();
+                    rope.ring(News::Slots);
                     match random.below(100) {
                         0 => std::thread::sleep(Duration::from_micros(random.below(200))),
                         1..10 => std::thread::yield_now(),
@@ -139,7 +139,7 @@ fn a_page_written_without_pause_is_only_spurious() {
             let rope = page.rope(index(seed as u32));
             let end = Instant::now() + Duration::from_millis(100);
             while Instant::now() < end {
-                rope.ring();
+                rope.ring(News::Slots);
                 let mut count = 0;
                 bell.take(|_| count += 1);
                 assert!(count <= BELLS_MAX, "seed {seed}: {count} indexes in one look");
@@ -151,7 +151,7 @@ fn a_page_written_without_pause_is_only_spurious() {
             stop.store(1, Ordering::Relaxed);
         });
         bell.take(|_| {});
-        page.rope(index(7)).ring();
+        page.rope(index(7)).ring(News::Slots);
         assert!(taken(&bell).contains(&7), "seed {seed}: among what the peer left, if anything");
     }
 }
@@ -161,24 +161,24 @@ fn the_wire_is_used_only_while_armed_and_never_blocks() {
     let (bell, page, _fd, ears) = bell();
     let rope = page.rope(index(3));
     let mut byte = [0; 8];
-    rope.ring();
+    rope.ring(News::Slots);
     assert!(ears.recv(&mut byte).is_err(), "nobody armed it");
-    bell.arm(true);
-    rope.ring();
+    bell.arm(WireUse::ALWAYS);
+    rope.ring(News::Slots);
     assert_eq!(ears.recv(&mut byte).unwrap(), 1);
     // Nobody reads: the socket fills, and ringing goes on.
     for _ in 0..5_000 {
-        rope.ring();
+        rope.ring(News::Slots);
     }
     while ears.recv(&mut byte).is_ok() {}
-    bell.arm(false);
-    rope.ring();
+    bell.arm(WireUse::NOT);
+    rope.ring(News::Slots);
     assert!(ears.recv(&mut byte).is_err());
     assert_eq!(taken(&bell), [3]);
     // The waiter is gone: no signal, no error.
-    bell.arm(true);
+    bell.arm(WireUse::ALWAYS);
     drop(ears);
-    rope.ring();
+    rope.ring(News::Slots);
 }
 
 #[test]
@@ -188,8 +188,8 @@ fn a_wire_that_is_no_socket_harms_nobody() {
     for wire in [OwnedFd::from(reading), writing.into(), zero.into()] {
         let (bell, fd) = Bell::create().unwrap();
         let page = BellPage::adopt(fd, wire).unwrap();
-        bell.arm(true);
-        page.rope(index(9)).ring();
+        bell.arm(WireUse::ALWAYS);
+        page.rope(index(9)).ring(News::Slots);
         assert_eq!(taken(&bell), [9]);
     }
 }

@@ -3,7 +3,9 @@
 
 mod pair;
 
-use highwire_mem::{Attention, Bell, BellIndex, BellPage, BellRope, Sleep, SleepOutcome, heavy_barrier_available};
+use highwire_mem::{
+    Attention, Bell, BellIndex, BellPage, BellRope, News, Sleep, SleepOutcome, heavy_barrier_available,
+};
 use pair::{Random, Side, inline};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
@@ -64,7 +66,7 @@ fn stream(messages: u64, depth: u32, full_fence: bool, seed: u64) {
                 }
                 writer.publish(inline(8, number as u32), &[], &[], &number.to_le_bytes());
                 if writer.bell_wanted() {
-                    far_rope.ring();
+                    far_rope.ring(News::Slots);
                 }
                 pause(&mut random);
             }
@@ -78,7 +80,7 @@ fn stream(messages: u64, depth: u32, full_fence: bool, seed: u64) {
                     break head;
                 }
                 if reader.unpublished() && reader.publish() {
-                    near_rope.ring();
+                    near_rope.ring(News::Slots);
                 }
                 sleeper.sleep_unless(|| reader.ready());
             };
@@ -87,7 +89,7 @@ fn stream(messages: u64, depth: u32, full_fence: bool, seed: u64) {
             assert_eq!((u64::from_le_bytes(content), head.immediate), (number, number as u32), "seed {seed}");
             reader.consume(false, false);
             if reader.publish_due() && reader.publish() {
-                near_rope.ring();
+                near_rope.ring(News::Slots);
             }
             pause(&mut random);
         }

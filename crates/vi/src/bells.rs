@@ -2,7 +2,7 @@
 
 use highwire_mem::work::Carrier;
 use highwire_mem::{BELLS_MAX, Bell, BellIndex, RegionError, Sleep, SleepOutcome};
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+use rustix::net::RecvFlags;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -29,11 +29,9 @@ pub(crate) struct BellHome {
 }
 
 impl BellHome {
-    fn create(uid: u32) -> Result<BellHome, RegionError> {
+    fn create(uid: u32, own: bool) -> Result<BellHome, RegionError> {
         let (bell, page) = Bell::create()?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ears, wire) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
-            .map_err(|errno| RegionError::Create(errno.into()))?;
+        let (ears, wire) = crate::ears::wire(own).map_err(|errno| RegionError::Create(errno.into()))?;
         Ok(BellHome { uid, bell, page, wire, ears, taken: Mutex::default() })
     }
 
@@ -81,6 +79,18 @@ pub(crate) struct QueueShared {
     pub local_rung: AtomicBool,
     resting: Mutex<Option<Arc<dyn Carrier>>>,
     users_max: usize,
+    /// For one VI alone.
+    pub own: bool,
+    /// Called at every wake-up.
+    hook: OnceLock<Hook>,
+}
+
+struct Hook(Box<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hook")
+    }
 }
 
 impl QueueShared {
@@ -98,6 +108,27 @@ impl QueueShared {
             local_rung: AtomicBool::new(false),
             resting: Mutex::default(),
             users_max,
+            own: false,
+            hook: OnceLock::new(),
+        }
+    }
+
+    /// The bell of one VI alone, which nobody watches but who waits for that.
+    pub(crate) fn of_one(id: u64) -> QueueShared {
+        QueueShared { own: true, ..QueueShared::new(id, 1) }
+    }
+
+    /// Has `hook` called whenever whoever waits is woken, by the thread that wakes. It must not wait for anything.
+    pub(crate) fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.hook.set(Hook(Box::new(hook)));
+    }
+
+    /// Counts somebody who wants to be woken (`true`), or no longer.
+    pub(crate) fn count_sleeper(&self, comes: bool) {
+        if comes {
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -110,7 +141,7 @@ impl QueueShared {
         if homes.len() >= self.users_max {
             return Err(RegionError::SizeLimit { bytes: homes.len() as u64 + 1, limit: self.users_max as u64 });
         }
-        let home = Arc::new(BellHome::create(uid)?);
+        let home = Arc::new(BellHome::create(uid, self.own)?);
         homes.push(home.clone());
         self.version.fetch_add(1, Ordering::SeqCst);
         Ok(home)
@@ -150,6 +181,9 @@ impl QueueShared {
         if let Some(fd) = self.alarm_fd.get() {
             // A counter that is full is readable already.
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+        if let Some(Hook(hook)) = self.hook.get() {
+            hook();
         }
     }
 

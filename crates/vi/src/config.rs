@@ -1,6 +1,6 @@
 //! Every limit is a number here, with the memory it costs.
 
-use crate::queue::CompletionQueue;
+use crate::queue::{CompletionQueue, Notify};
 use highwire_mem::Tag;
 use highwire_pulse::Pulses;
 use std::path::PathBuf;
@@ -111,6 +111,9 @@ pub struct ViOptions<'a> {
     pub(crate) path: Path,
     pub(crate) pulses: Pulses,
     pub(crate) allow: Allow,
+    pub(crate) notify: Option<&'a Notify>,
+    pub(crate) own_bell: bool,
+    pub(crate) connect_timeout: Option<Duration>,
 }
 
 impl<'a> ViOptions<'a> {
@@ -151,6 +154,28 @@ impl<'a> ViOptions<'a> {
     #[must_use]
     pub fn pulses(mut self, pulses: Pulses) -> Self {
         self.pulses = pulses;
+        self
+    }
+
+    /// The thread that calls back when this VI has something.
+    #[must_use]
+    pub fn notify(mut self, notify: &'a Notify) -> Self {
+        self.notify = Some(notify);
+        self
+    }
+
+    /// A doorbell for this VI alone, rather than that of a completion queue. Whoever sleeps for another VI is then not
+    /// woken for this one. It costs a page and three descriptors; a stream that is to be polled needs it.
+    #[must_use]
+    pub fn own_bell(mut self) -> Self {
+        self.own_bell = true;
+        self
+    }
+
+    /// How long connecting may take, if not as long as [`Config::connect_timeout`] says.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = Some(timeout);
         self
     }
 

@@ -18,7 +18,7 @@ use crate::config::ViOptions;
 use crate::member::Member;
 use crate::nic::NicInner;
 use crate::vi::ViId;
-use highwire_mem::{BellIndex, BellRope, Block, SlotReader, SlotWriter, Tag};
+use highwire_mem::{BellIndex, BellRope, Block, News, SlotReader, SlotWriter, Tag};
 use member::{HostMember, STATE_ABORTED, STATE_CLOSED, state_word};
 use peer::Peer;
 use recv::HostReceiver;
@@ -76,6 +76,7 @@ pub(crate) fn assemble(
         areas: Mutex::default(),
         sleepers: Mutex::default(),
         active: AtomicBool::new(false),
+        muted: AtomicBool::new(false),
         ended: AtomicU32::new(0),
         halves: AtomicU32::new(2),
     });
@@ -99,7 +100,7 @@ fn half_dropped(member: &HostMember, rope: &BellRope) {
         member.block.set_state(member.peer.ours(), state_word(member.serial, state));
     }
     // Whatever it waits for, it is to know.
-    rope.ring();
+    rope.ring(News::End);
     member.home.return_index(member.bell);
     let areas = std::mem::take(&mut *member.areas.lock().unwrap_or_else(PoisonError::into_inner));
     member.peer.leave(member.block, areas, member.peer_block, member.serial);

@@ -19,7 +19,7 @@
 //!
 //! # Threads
 //!
-//! [`Nic`], [`Listener`] and regions are `Send` and `Sync`. A [`Vi`] is `Send` but its methods take
+//! [`Nic`], [`ViListener`] and regions are `Send` and `Sync`. A [`Vi`] is `Send` but its methods take
 //! `&mut self`: one thread uses it at a time, and no lock is on its path. [`Vi::split`] makes two
 //! halves for two threads: one sends, one receives. A [`CompletionQueue`] watches many VIs, which
 //! may belong to other threads. [`Background`] gives a VI a thread of its own.
@@ -30,6 +30,7 @@ mod background;
 mod bells;
 mod config;
 mod descriptor;
+mod ears;
 mod error;
 mod halves;
 mod host;
@@ -38,6 +39,7 @@ mod member;
 mod nic;
 mod queue;
 mod spin;
+mod stream;
 mod vi;
 mod wire;
 
@@ -55,9 +57,10 @@ pub use halves::{RecvQueue, RecvStats, SendQueue, SendStats};
 pub use host::pulse_log::PulseRecord;
 pub use host::remote::RemoteKey;
 pub use host::rendezvous::Refusal;
-pub use listener::Listener;
+pub use listener::ViListener;
 pub use nic::Nic;
 pub use queue::{Armed, CompletionQueue, Notify};
+pub use stream::{Combining, StreamReceiver, StreamRules, StreamSender, StreamWatch, Taken};
 pub use vi::{PeerId, State, Vi, ViId};
 
 pub use highwire_mem::work::{Denial, Landings, Segment, Wire, WireError};

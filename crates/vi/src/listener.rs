@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Accepts connections at an address.
 #[derive(Debug)]
-pub struct Listener {
+pub struct ViListener {
     address: String,
     at: At,
 }
@@ -45,20 +45,20 @@ impl WirePort {
     }
 }
 
-impl Listener {
+impl ViListener {
     pub(crate) fn at_path(
         nic: Arc<NicInner>,
         address: &str,
         path: PathBuf,
         allow: Allow,
-    ) -> Result<Listener, ListenError> {
+    ) -> Result<ViListener, ListenError> {
         let listener = HostListener::bind(nic, address, path, allow)?;
-        Ok(Listener { address: address.to_owned(), at: At::Host(listener) })
+        Ok(ViListener { address: address.to_owned(), at: At::Host(listener) })
     }
 
-    pub(crate) fn at_port(nic: Arc<NicInner>, listener: Box<dyn WireListener>) -> Listener {
+    pub(crate) fn at_port(nic: Arc<NicInner>, listener: Box<dyn WireListener>) -> ViListener {
         let address = format!("udp:{}", listener.address());
-        Listener { address, at: At::Wire(WirePort { nic, listener }) }
+        ViListener { address, at: At::Wire(WirePort { nic, listener }) }
     }
 
     /// The address it was opened with; with the port that was chosen, where that was left open.
@@ -83,7 +83,7 @@ impl Listener {
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for ViListener {
     /// Readable when somebody connects.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.at {

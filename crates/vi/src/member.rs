@@ -7,8 +7,9 @@ use crate::spin::SpinRules;
 use crate::vi::ViId;
 use crate::wire::WireMember;
 use highwire_mem::Process;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use highwire_mem::work::Side;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
@@ -17,7 +18,46 @@ pub(crate) enum Member {
     Wire(Arc<WireMember>),
 }
 
+/// A member that is not kept.
+#[derive(Clone, Debug)]
+pub(crate) enum WeakMember {
+    Host(Weak<HostMember>),
+    Wire(Weak<WireMember>),
+}
+
+impl WeakMember {
+    pub(crate) fn upgrade(&self) -> Option<Member> {
+        match self {
+            WeakMember::Host(member) => member.upgrade().map(Member::Host),
+            WeakMember::Wire(member) => member.upgrade().map(Member::Wire),
+        }
+    }
+}
+
 impl Member {
+    pub(crate) fn downgrade(&self) -> WeakMember {
+        match self {
+            Member::Host(member) => WeakMember::Host(Arc::downgrade(member)),
+            Member::Wire(member) => WeakMember::Wire(Arc::downgrade(member)),
+        }
+    }
+
+    /// True if something came that was not taken, or it is over.
+    pub(crate) fn may_read(&self) -> bool {
+        match self {
+            Member::Host(member) => member.slots.ready() || member.over(),
+            Member::Wire(member) => member.line.has_done(Side::Received) || member.line.ended().is_some(),
+        }
+    }
+
+    /// True if something that was sent is done, or it is over.
+    pub(crate) fn may_write(&self) -> bool {
+        match self {
+            Member::Host(member) => member.credit.moved() || member.over(),
+            Member::Wire(member) => member.line.has_done(Side::Sent) || member.line.ended().is_some(),
+        }
+    }
+
     #[inline]
     pub(crate) fn id(&self) -> ViId {
         match self {
@@ -43,9 +83,18 @@ impl Member {
     /// True if polling the VI would bring something.
     #[inline]
     pub(crate) fn ready(&self) -> bool {
-        match self {
+        let ready = match self {
             Member::Host(member) => member.ready(),
             Member::Wire(member) => member.ready(),
+        };
+        ready && !self.muted().load(SeqCst)
+    }
+
+    /// Its queue is not to tell of it.
+    pub(crate) fn muted(&self) -> &AtomicBool {
+        match self {
+            Member::Host(member) => &member.muted,
+            Member::Wire(member) => &member.muted,
         }
     }
 

@@ -8,7 +8,7 @@ use crate::host::handover;
 use crate::host::peer::{Introduction, PayloadBudget, Peer};
 use crate::host::rendezvous::{Name, random_name};
 use crate::host::runtime_dir::runtime_dir;
-use crate::listener::Listener;
+use crate::listener::ViListener;
 use crate::queue::CompletionQueue;
 use crate::spin::SpinRules;
 use crate::vi::Vi;
@@ -137,17 +137,17 @@ impl Nic {
 
     /// A queue that watches many VIs.
     pub fn completion_queue(&self) -> Result<CompletionQueue, NicError> {
-        let id = self.inner.next_queue.fetch_add(1, Ordering::Relaxed);
-        Ok(CompletionQueue::new(Arc::new(QueueShared::new(id, self.inner.config.users_max)), self.inner.clone()))
+        let queue = QueueShared::new(self.inner.next_queue_id(), self.inner.config.users_max);
+        Ok(CompletionQueue::new(Arc::new(queue), self.inner.clone()))
     }
 
     /// Listens at `shm:name` or `shm:/path` for this user, or at `udp:host:port` for whoever has the key.
-    pub fn listen(&self, address: &str) -> Result<Listener, ListenError> {
+    pub fn listen(&self, address: &str) -> Result<ViListener, ListenError> {
         self.listen_with(address, Allow::SameUser)
     }
 
     /// Listens for the users that `allow` names. Others can only reach a `shm:/path`.
-    pub fn listen_with(&self, address: &str, allow: Allow) -> Result<Listener, ListenError> {
+    pub fn listen_with(&self, address: &str, allow: Allow) -> Result<ViListener, ListenError> {
         if !self.inner.process.is_this() {
             return Err(ListenError::ForkedChild);
         }
@@ -157,10 +157,10 @@ impl Nic {
             Address::Host(host) => {
                 let wire = self.inner.wire.as_ref().ok_or_else(|| ListenError::NoWire(address.to_owned()))?;
                 let failed = |reason| ListenError::Wire { address: address.to_owned(), reason };
-                return Ok(Listener::at_port(self.inner.clone(), wire.listen(&host).map_err(failed)?));
+                return Ok(ViListener::at_port(self.inner.clone(), wire.listen(&host).map_err(failed)?));
             }
         };
-        Listener::at_path(self.inner.clone(), address, path, allow)
+        ViListener::at_path(self.inner.clone(), address, path, allow)
     }
 
     /// Connects to a listener of this user, or of another host.
@@ -183,7 +183,8 @@ impl Nic {
 
     fn connect_wire(&self, address: &str, host: &str, options: &ViOptions<'_>) -> Result<Vi, ConnectError> {
         let wire = self.inner.wire.as_ref().ok_or_else(|| ConnectError::NoWire(address.to_owned()))?;
-        let (calling, timeout) = (Calling::new(&self.inner, options), self.inner.config.connect_timeout);
+        let calling = Calling::new(&self.inner, options);
+        let timeout = options.connect_timeout.unwrap_or(self.inner.config.connect_timeout);
         wire.connect(host, &calling.line, is_reliable(options), timeout)
             .map_err(|reason| ConnectError::Wire { address: address.to_owned(), reason })?;
         let nobody = || ConnectError::NobodyThere { address: address.to_owned() };
@@ -232,6 +233,20 @@ fn check(config: &Config) -> Result<(), NicError> {
 }
 
 impl NicInner {
+    fn next_queue_id(&self) -> u64 {
+        self.next_queue.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The queue that a VI with these choices belongs to.
+    pub(crate) fn queue_for(&self, options: &ViOptions<'_>) -> Arc<QueueShared> {
+        match (options.queue, options.notify) {
+            (Some(queue), _) => queue.shared(),
+            (None, Some(notify)) => notify.shared(),
+            _ if options.own_bell => Arc::new(QueueShared::of_one(self.next_queue_id())),
+            _ => self.queue.clone(),
+        }
+    }
+
     /// One connection at a time to each address: two first ones at once would make two pairs.
     pub(crate) fn turn_to_connect(&self, path: &Path) -> Arc<Mutex<()>> {
         let mut turns = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);

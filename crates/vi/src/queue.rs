@@ -11,7 +11,7 @@ use crate::nic::NicInner;
 use crate::spin::FREE_LOOKS;
 use crate::vi::ViId;
 use highwire_mem::work::Carrier;
-use highwire_mem::{Bell, Process, current_cpu, deadline};
+use highwire_mem::{Bell, Process, WireUse, current_cpu, deadline};
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -292,7 +292,8 @@ impl CompletionQueue {
         } else {
             self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
         }
-        self.homes.iter().for_each(|home| home.bell.arm(armed));
+        let wire = if armed { WireUse::ALWAYS } else { WireUse::NOT };
+        self.homes.iter().for_each(|home| home.bell.arm(wire));
         if armed {
             self.armed = self.members.clone();
             self.armed.iter().for_each(|member| member.set_attention(true));
@@ -375,6 +376,10 @@ pub struct Notify {
 }
 
 impl Notify {
+    pub(crate) fn shared(&self) -> Arc<QueueShared> {
+        self.shared.clone()
+    }
+
     fn spawn(mut queue: CompletionQueue, mut callback: impl FnMut(ViId) + Send + 'static) -> io::Result<Notify> {
         const LONG: Duration = Duration::from_secs(3600);
         let (stop, shared, process) = (Arc::new(AtomicBool::new(false)), queue.shared(), queue.nic.process);

@@ -1,5 +1,7 @@
 //! The path to other hosts: work goes to an adapter and comes back, by a [`Line`].
 
+pub(crate) mod stream;
+
 use crate::bells::QueueShared;
 use crate::config::{Reliability, ViOptions};
 use crate::descriptor::{
@@ -31,7 +33,7 @@ pub(crate) struct Calling {
 
 impl Calling {
     pub(crate) fn new(nic: &NicInner, options: &ViOptions<'_>) -> Calling {
-        let queue = options.queue.map_or_else(|| nic.queue.clone(), |queue| queue.shared());
+        let queue = nic.queue_for(options);
         let id = ViId::next();
         let bell = queue.clone();
         Calling { id, queue, line: Arc::new(Line::new(move || bell.ring_locally(id))) }
@@ -53,6 +55,7 @@ impl Calling {
             line,
             outstanding: AtomicUsize::new(0),
             active: AtomicBool::new(false),
+            muted: AtomicBool::new(false),
             ended: AtomicU32::new(0),
             halves: AtomicU32::new(2),
         });
@@ -98,6 +101,8 @@ pub(crate) struct WireMember {
     /// Messages posted whose completion was not taken. Only the sending half writes it.
     outstanding: AtomicUsize,
     pub active: AtomicBool,
+    /// Its queue is not to tell of it.
+    pub muted: AtomicBool,
     /// Halves that have noticed the end, of those that exist.
     ended: AtomicU32,
     halves: AtomicU32,

@@ -62,7 +62,7 @@ fn every_use_in_a_forked_child_is_a_typed_error() {
 
 fn child_uses_everything(
     mut scene: Scene,
-    listener: &highwire_vi::Listener,
+    listener: &highwire_vi::ViListener,
     key: RemoteKey,
     mut queue: CompletionQueue,
 ) {

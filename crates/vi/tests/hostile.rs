@@ -5,9 +5,9 @@
 use crate::support::liar::{FIRST, LAST, Liar, Slot, TOKEN, region_letter};
 use crate::support::seeded::Seeded;
 use crate::support::{A_WHILE, Actor, Line, PATIENCE, Stage, buffer, is_root};
-use highwire_mem::{OwnRegion, RegionKind, SLOT_BYTES};
+use highwire_mem::{News, OwnRegion, RegionKind, SLOT_BYTES};
 use highwire_vi::{
-    Allow, CompletionQueue, Config, Failure, InPlace, Listener, Message, Nic, Operation, Path, PayloadToken, Receive,
+    Allow, CompletionQueue, Config, Failure, InPlace, Message, Nic, Operation, Path, PayloadToken, Receive, ViListener,
     ViOptions, WaitError,
 };
 use std::os::fd::AsFd;
@@ -71,7 +71,7 @@ struct Victim {
     nic: Nic,
     queue: CompletionQueue,
     honest: Honest,
-    listener: Listener,
+    listener: ViListener,
     _echo: Actor,
 }
 
@@ -258,7 +258,7 @@ fn mischief(liar: &mut Liar, seeded: &mut Seeded) {
         11 => liar.set_attention_word(seeded.next() as u32),
         12 if seeded.once_in(20) => liar.set_state_word(seeded.next() as u32),
         12 => liar.memory().store32(0x40, seeded.below(4) as u32),
-        _ => liar.rope.ring(),
+        _ => liar.rope.ring(News::Slots),
     }
     // What was published changes while it is read.
     if seeded.once_in(3) {
@@ -277,7 +277,7 @@ fn hostile_for_ever(path: &std::path::Path, mut also: impl FnMut(&mut Liar, &mut
             mischief(&mut liar, &mut seeded);
             also(&mut liar, &mut seeded);
         }
-        liar.rope.ring();
+        liar.rope.ring(News::Slots);
     }
 }
 
@@ -400,7 +400,7 @@ fn bells_rung_for_nothing_among_many_vis_take_no_ring_from_the_honest() {
     let mut met: Vec<(Liar, Line)> = (0..MANY).map(|_| victim.meet(&stage)).collect();
     met.iter_mut().for_each(|(_, line)| line.vi.post_recv(Receive::new(1).into(buffer(&victim.nic, 8))).unwrap());
     let (liars, mut lines): (Vec<Liar>, Vec<Line>) = met.into_iter().unzip();
-    let attack = || liars.iter().for_each(|liar| liar.rope.ring());
+    let attack = || liars.iter().for_each(|liar| liar.rope.ring(News::Slots));
     under_attack(attack, || {
         for _ in 0..200 {
             victim.honest.is_served(&mut victim.queue, &mut || {

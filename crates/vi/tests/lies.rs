@@ -4,7 +4,7 @@
 use crate::support::liar::{ABORTED, CLOSED, FIRST, LAST, Liar, OPEN, Slot, TOKEN, WRITTEN, region_letter};
 use crate::support::seeded::bytes;
 use crate::support::{A_WHILE, Line, PATIENCE, Stage, both_ends, buffer, buffer_of};
-use highwire_mem::{OwnRegion, RegionKind};
+use highwire_mem::{News, OwnRegion, RegionKind};
 use highwire_vi::{
     Config, Failure, InPlace, Lie, Message, Nic, Path, PayloadToken, Pulses, Receive, Reliability, State, ViOptions,
     WaitError,
@@ -230,17 +230,17 @@ fn progress_that_cannot_be_is_named() {
         let mut scene = sending_scene();
         post_sends(&mut scene);
         scene.liar.claim_consumed(claimed);
-        scene.liar.rope.ring();
+        scene.liar.rope.ring(News::Slots);
         let lie = scene.end_with_lie(1..=4, "consumed more than was sent");
         assert!(matches!(lie, Lie::Consumed { claimed: found, least: 0, .. } if found == claimed), "{lie}");
     }
     let mut scene = sending_scene();
     post_sends(&mut scene);
     scene.liar.claim_consumed(2);
-    scene.liar.rope.ring();
+    scene.liar.rope.ring(News::Slots);
     assert_eq!((scene.line.sent().token, scene.line.sent().token), (1, 2));
     scene.liar.claim_consumed(1);
-    scene.liar.rope.ring();
+    scene.liar.rope.ring(News::Slots);
     let lie = scene.end_with_lie([3, 4], "consumed backwards");
     assert!(matches!(lie, Lie::Consumed { claimed: 1, least: 2, .. }), "{lie}");
 }
@@ -289,10 +289,10 @@ fn giving_back_what_is_not_held_is_named() {
     post_sends(&mut scene);
     scene.liar.claim_held(1);
     scene.liar.claim_consumed(2);
-    scene.liar.rope.ring();
+    scene.liar.rope.ring(News::Slots);
     assert_eq!(scene.line.sent().token, 1);
     scene.liar.claim_released(0, 0);
-    scene.liar.rope.ring();
+    scene.liar.rope.ring(News::Slots);
     let lie = scene.end_with_lie([2, 3, 4], "released what it never held");
     assert_eq!(lie, Lie::ReleasedUnheld { index: 0 });
 }
@@ -307,10 +307,10 @@ fn giving_back_twice_is_named() {
     }
     scene.liar.claim_consumed(3);
     scene.liar.claim_released(0, 1);
-    scene.liar.rope.ring();
+    scene.liar.rope.ring(News::Slots);
     assert_eq!(scene.line.sent().token, 2);
     scene.liar.claim_released(1, 1);
-    scene.liar.rope.ring();
+    scene.liar.rope.ring(News::Slots);
     assert_eq!(scene.end_with_lie([1, 3], "released twice"), Lie::ReleasedUnheld { index: 1 });
 }
 
@@ -322,7 +322,7 @@ fn holding_more_than_allowed_is_named() {
         scene.liar.claim_held(token);
     }
     scene.liar.claim_consumed(5);
-    scene.liar.rope.ring();
+    scene.liar.rope.ring(News::Slots);
     assert_eq!(scene.end_with_lie(0..5, "holds too much"), Lie::HoldsTooMany { limit: 2 });
 }
 
@@ -333,7 +333,7 @@ fn a_state_that_no_side_can_be_in_ends_the_connection() {
         let mut scene = Scene::new();
         scene.post_receives(Receive::new(1).into(buffer(&scene.nic, 10)));
         scene.liar.set_state_word(word);
-        scene.liar.rope.ring();
+        scene.liar.rope.ring(News::Slots);
         let (failure, done) = scene.line.end();
         assert!(
             matches!(failure, Failure::PeerClosed | Failure::PeerAborted | Failure::PeerLied(_)),
@@ -364,7 +364,7 @@ fn what_only_hurts_the_liar_changes_nothing() {
     }
     scene.liar.memory().store32(0x40, 0);
     scene.liar.set_attention_word(u32::MAX);
-    scene.liar.rope.ring();
+    scene.liar.rope.ring(News::Slots);
     assert!(matches!(scene.line.vi.wait(A_WHILE), Err(WaitError::TimedOut(_))));
     let rings = scene.liar.rings();
     scene.line.vi.send_bytes(1, b"x").unwrap();

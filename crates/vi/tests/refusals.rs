@@ -4,8 +4,8 @@ use crate::support::liar::{ACCEPT, Caller, GREETING, Letter, Liar, Props, REFUSE
 use crate::support::{A_WHILE, Line, PATIENCE, Stage, both_ends, open_descriptors, until};
 use highwire_mem::{CourierError, CourierListener};
 use highwire_vi::{
-    AcceptError, AddressError, ConnectError, ListenError, Listener, Nic, NicError, Refusal, RegionError,
-    RuntimeDirError, Vi, ViOptions, WaitError,
+    AcceptError, AddressError, ConnectError, ListenError, Nic, NicError, Refusal, RegionError, RuntimeDirError, Vi,
+    ViListener, ViOptions, WaitError,
 };
 use rustix::process::{Resource, Rlimit};
 use std::os::fd::{AsFd, AsRawFd};
@@ -246,7 +246,7 @@ fn wait_a_moment(listener: &CourierListener) -> Option<Caller> {
 }
 
 /// Runs `calls` while everything that comes to `listener` is accepted, and kept in the list.
-fn while_accepting(listener: &Listener, calls: impl FnOnce(&Mutex<Vec<Vi>>)) {
+fn while_accepting(listener: &ViListener, calls: impl FnOnce(&Mutex<Vec<Vi>>)) {
     let (accepted, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {

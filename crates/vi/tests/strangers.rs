@@ -5,7 +5,7 @@ use crate::support::liar::{CONNECT, Caller, GREETING, Letter, Liar, NEW_PAGE, NE
 use crate::support::seeded::Seeded;
 use crate::support::{Line, PATIENCE, Stage, buffer, open_descriptors, until};
 use highwire_mem::{Courier, CourierListener, OwnRegion};
-use highwire_vi::{AcceptError, ConnectError, Listener, Nic, Receive, RegionError, ViOptions};
+use highwire_vi::{AcceptError, ConnectError, Nic, Receive, RegionError, ViListener, ViOptions};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ const MALFORMED: u32 = 7;
 struct Door {
     nic: Nic,
     caller: Nic,
-    listener: Listener,
+    listener: ViListener,
     path: PathBuf,
     _stage: Stage,
 }

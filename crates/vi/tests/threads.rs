@@ -2,7 +2,7 @@
 
 use crate::support::seeded::{Seeded, bytes, verify};
 use crate::support::{Line, PATIENCE, Stage, buffer, open_descriptors, until};
-use highwire_vi::{Failure, Listener, Message, Nic, Operation, Path, Receive, ViOptions};
+use highwire_vi::{Failure, Message, Nic, Operation, Path, Receive, ViListener, ViOptions};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const THREADS: u64 = 4;
@@ -41,7 +41,7 @@ fn call_again_and_again(nic: &Nic, seed: u64, rounds: u64) {
 }
 
 /// Answers whoever comes with what they sent, until `left` have come and gone.
-fn answer_all(nic: &Nic, listener: &Listener, left: &AtomicUsize) {
+fn answer_all(nic: &Nic, listener: &ViListener, left: &AtomicUsize) {
     while left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
         let mut line = Line::accept(listener);
         let mut place = Some(buffer(nic, LARGEST));

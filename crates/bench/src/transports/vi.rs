@@ -11,8 +11,9 @@ use crate::BenchError;
 use crate::pair::{Link, PATIENCE, Patience, Role};
 use crate::trace::Pulse;
 use highwire::{
-    Buffer, ClusterKey, Completion, CompletionQueue, Config, Driver, Impairments, Keys, ListenError, Listener, Message,
-    Nic, Operation, Path, Payload, PostError, PulseRecord, Pulses, Receive, SharedBuffer, Vi, ViOptions, WireConfig,
+    Buffer, ClusterKey, Completion, CompletionQueue, Config, Driver, Impairments, Keys, ListenError, Message, Nic,
+    Operation, Path, Payload, PostError, PulseRecord, Pulses, Receive, SharedBuffer, Vi, ViListener, ViOptions,
+    WireConfig,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -583,7 +584,7 @@ pub(crate) fn connect_many(
 
 /// Listens under the first name that nobody else has: few names, so that runs that were killed leave
 /// few behind.
-fn listen(nic: &Nic) -> Result<Listener, ListenError> {
+fn listen(nic: &Nic) -> Result<ViListener, ListenError> {
     let mut number = 0;
     loop {
         match nic.listen(&format!("shm:bench-{number}")) {

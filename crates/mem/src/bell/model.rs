@@ -174,7 +174,7 @@ fn sleeping_reader(care: Care, preemptions: usize, messages: u32) {
             for number in 1..=messages {
                 publish(&mut writer, number);
                 if writer.bell_wanted() {
-                    rope.ring();
+                    rope.ring(News::Slots);
                 }
             }
         });
@@ -232,7 +232,7 @@ fn sleeping_writer(care: Care) {
         });
         assert!(read(&mut reader, 1, false));
         if reader.publish() {
-            rope.ring();
+            rope.ring(News::Slots);
         }
         assert!(read(&mut reader, 2, false));
         writing.join().unwrap();
@@ -268,7 +268,7 @@ fn a_ring_that_is_full_and_then_empty_comes_to_its_end() {
                 }
                 publish(&mut writer, number);
                 if writer.bell_wanted() {
-                    reader_rope.ring();
+                    reader_rope.ring(News::Slots);
                 }
             }
         });
@@ -279,7 +279,7 @@ fn a_ring_that_is_full_and_then_empty_comes_to_its_end() {
                 next += 1;
             } else {
                 if reader.unpublished() && reader.publish() {
-                    writer_rope.ring();
+                    writer_rope.ring(News::Slots);
                 }
                 sleep(&reader_bell, &own, block, wanted, CAREFUL, || reader.ready());
             }
@@ -306,12 +306,12 @@ fn two_sleepers_wake_each_other() {
             }
             publish(&mut answer, 2);
             if answer.bell_wanted() {
-                near_rope.ring();
+                near_rope.ring(News::Slots);
             }
         });
         publish(&mut ping, 1);
         if ping.bell_wanted() {
-            far_rope.ring();
+            far_rope.ring(News::Slots);
         }
         let near_own = OwnMemory(back.reader.clone());
         while !read(&mut pong, 2, false) {
@@ -331,7 +331,7 @@ fn the_page_tells_of_everyone_who_rang() {
             .into_iter()
             .map(|index| {
                 let rope = BellRope::new(page.clone(), index);
-                thread::spawn(move || rope.ring())
+                thread::spawn(move || rope.ring(News::Slots))
             })
             .collect();
         let bell = Bell::on(page);

@@ -178,6 +178,7 @@ impl Joining<'_> {
             new_pair: matches!(self.side, Side::New { .. }),
             new_page: self.new_page,
             needs_fences: !heavy_barrier_available(),
+            own_page: self.lease.queue.own,
             nic: self.nic.name,
             pair: self.pair,
             region_bytes: self.side.memory().len() as u64,
@@ -202,7 +203,7 @@ impl Joining<'_> {
         let peer_block = Block::new(half.block_offset, self.shape, their_bytes).ok_or(Refusal::Limits)?;
         let their_bell = BellIndex::new(half.bell).ok_or(Refusal::Limits)?;
         let known_page = match &self.side {
-            Side::Known(peer) => peer.page(half.queue).is_some(),
+            Side::Known(peer) => !half.own_page && peer.page(half.queue).is_some(),
             Side::New { .. } => false,
         };
         if theirs.page.is_none() && !known_page {
@@ -226,12 +227,13 @@ impl Joining<'_> {
                 self.nic.introduce(made).map_err(|_| Refusal::NoRoom)?
             }
         };
-        if let Some(page) = theirs.page
-            && !peer.enter_page(half.queue, page)
-        {
-            return Err(Refusal::NoRoom);
-        }
-        let page = peer.page(half.queue).ok_or(Refusal::BadMemory)?;
+        let page = match theirs.page {
+            // It goes with the VI.
+            Some(page) if half.own_page => page,
+            Some(page) if !peer.enter_page(half.queue, page.clone()) => return Err(Refusal::NoRoom),
+            Some(page) => page,
+            None => peer.page(half.queue).ok_or(Refusal::BadMemory)?,
+        };
         let rope = page.rope(their_bell);
         let new_page = self.new_page;
         let bell = self.lease.index.take().ok_or(Refusal::NoRoom)?;
@@ -277,7 +279,7 @@ fn connect_once(
     new_pair: bool,
 ) -> Result<Vi, ConnectError> {
     let config = &nic.config;
-    let timeout = config.connect_timeout;
+    let timeout = options.connect_timeout.unwrap_or(config.connect_timeout);
     let named = || address.to_owned();
     let failed = |source: CourierError| match source {
         CourierError::Socket(Errno::NOENT | Errno::CONNREFUSED) => ConnectError::NobodyThere { address: named() },
@@ -303,7 +305,7 @@ fn connect_once(
     };
     let known = if new_pair { None } else { nic.known_peer(their_nic, credentials) };
     let pair = known.as_ref().map_or_else(random_name, |peer| peer.pair);
-    let queue = options.queue.map_or_else(|| nic.queue.clone(), |queue| queue.shared());
+    let queue = nic.queue_for(options);
     let lease = BellLease::take(&queue, credentials.uid)?;
     let new_page = known.as_ref().is_none_or(|peer| !peer.page_given(queue.id));
     let mut side = match known {
@@ -343,7 +345,10 @@ fn connect_once(
         adopt(&half, descriptors, config).map_err(|source| ConnectError::BadMemory { address: named(), source })?;
     let (vi, new_page) =
         joining.join(&half, theirs, &courier).map_err(|reason| ConnectError::Refused { address: named(), reason })?;
-    if new_page && let Some(peer) = vi.peer_handle() {
+    if new_page
+        && !queue.own
+        && let Some(peer) = vi.peer_handle()
+    {
         peer.set_page_given(queue.id);
     }
     Ok(vi)
@@ -383,7 +388,7 @@ pub(crate) fn answer(
     } else {
         Side::Known(nic.known_pair(half.pair, credentials).ok_or(Refusal::UnknownPair)?)
     };
-    let queue = options.queue.map_or_else(|| nic.queue.clone(), |queue| queue.shared());
+    let queue = nic.queue_for(options);
     let lease = BellLease::take(&queue, credentials.uid).map_err(|_| Refusal::NoRoom)?;
     let new_page = match &side {
         Side::Known(peer) => !peer.page_given(queue.id),
@@ -413,7 +418,10 @@ pub(crate) fn answer(
     let handed: Vec<BorrowedFd<'_>> = handed.iter().map(AsFd::as_fd).collect();
     // The VI is there before the other side knows: it may send at once.
     courier.send(&reply, &handed, REPLY_TIMEOUT).map_err(|_| Refusal::Malformed)?;
-    if new_page && let Some(peer) = vi.peer_handle() {
+    if new_page
+        && !queue.own
+        && let Some(peer) = vi.peer_handle()
+    {
         peer.set_page_given(queue.id);
     }
     Ok(vi)

@@ -7,7 +7,7 @@ use crate::host::rendezvous::{MESSAGE_BYTES, Refusal};
 use crate::nic::NicInner;
 use crate::vi::Vi;
 use highwire_mem::{Courier, CourierError, CourierListener, deadline};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -29,6 +29,8 @@ pub(crate) struct HostListener {
     nic: Arc<NicInner>,
     path: PathBuf,
     socket: CourierListener,
+    /// The socket and the half-open connections.
+    callers: OwnedFd,
     allow: Allow,
     half_open: Mutex<Vec<HalfOpen>>,
     _lock: OwnedFd,
@@ -84,7 +86,10 @@ impl HostListener {
         let socket = CourierListener::bind(&path, BACKLOG).map_err(|e| failed(e.into()))?;
         let mode = if allow == Allow::SameUser { 0o600 } else { 0o666 };
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
-        Ok(HostListener { nic, path, socket, allow, half_open: Mutex::default(), _lock: lock, _name: name })
+        let callers = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+        watch(&callers, &socket).map_err(|e| failed(e.into()))?;
+        let half_open = Mutex::default();
+        Ok(HostListener { nic, path, socket, callers, allow, half_open, _lock: lock, _name: name })
     }
 
     pub(crate) fn accept_with(&self, timeout: Duration, options: &ViOptions<'_>) -> Result<Vi, AcceptError> {
@@ -131,6 +136,8 @@ impl HostListener {
                 }
             };
             half_open.swap_remove(index);
+            // It may stay as the pair's, whose news are not for us.
+            let _ = epoll::delete(&self.callers, &*courier);
             let (length, descriptors) = request;
             match handover::answer(&self.nic, &courier, &bytes[..length], descriptors, options) {
                 Ok(vi) => return Some(vi),
@@ -153,6 +160,8 @@ impl HostListener {
         if !self.allow.admits(credentials.uid) {
             handover::refuse(&courier, Refusal::User);
         } else if handover::greet(&self.nic, &courier).is_ok() {
+            // Whoever is not watched is found at the next look.
+            let _ = watch(&self.callers, &courier);
             half_open.push(HalfOpen { courier: Arc::new(courier), since: Instant::now() });
         }
         Ok(true)
@@ -181,9 +190,9 @@ impl HostListener {
 }
 
 impl AsFd for HostListener {
-    /// Readable when somebody connects.
+    /// Readable when somebody connects, or goes on connecting.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.callers.as_fd()
     }
 }
 
@@ -195,6 +204,10 @@ impl Drop for HostListener {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+fn watch(callers: &OwnedFd, socket: impl AsFd) -> Result<(), Errno> {
+    epoll::add(callers, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
 }
 
 fn remove_old_socket(path: &Path) -> Result<(), ListenError> {

@@ -12,6 +12,8 @@
 //!  any state ── the peer dies, closes, lies ──▶ ended: every receive comes back with the reason
 //! ```
 
+pub(crate) mod stream;
+
 use crate::descriptor::{
     Completion, Control, InPlace, InPlaceParts, Operation, Payload, PayloadToken, Receive, Returns, Target,
 };
@@ -23,8 +25,8 @@ use crate::host::pulse_log::{PulseLog, PulseRecord};
 use crate::nic::NicInner;
 use crate::vi::ViId;
 use highwire_mem::{
-    BellRope, Buffer, Flags, Kind, Lie, PeerBytes, PeerMemory, RawHead, RegionKind, ReleaseLog, RemoteRegion, SlotHead,
-    SlotReader, Tag,
+    BellRope, Buffer, Flags, Kind, Lie, News, PeerBytes, PeerMemory, RawHead, RegionKind, ReleaseLog, RemoteRegion,
+    SlotHead, SlotReader, Tag,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -377,7 +379,7 @@ impl HostReceiver {
                 }
                 Err(lie) => {
                     self.member.break_off(Failure::PeerLied(lie));
-                    self.rope.ring();
+                    self.rope.ring(News::End);
                     self.end(Failure::PeerLied(lie));
                     return self.take_done();
                 }
@@ -455,6 +457,9 @@ impl HostReceiver {
         let index = self.reader.tail();
         if self.landing.is_some() {
             return Err(Lie::OutOfPlace { index, what: "a message begins inside another" });
+        }
+        if head.flags.has(Flags::OPEN) {
+            return Err(Lie::OutOfPlace { index, what: "it is part of a stream, and this VI takes messages" });
         }
         let mut at = 0;
         let payload_token = head.flags.has(Flags::TOKEN).then(|| PayloadToken(self.read_u64(&mut at)));
@@ -787,7 +792,7 @@ impl HostReceiver {
     #[inline(always)]
     fn ring_if(&mut self, wanted: bool) {
         if wanted {
-            self.rope.ring();
+            self.rope.ring(News::Credit);
             self.stats.rings += 1;
         }
     }

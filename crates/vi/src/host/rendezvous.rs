@@ -35,6 +35,7 @@ const MAGIC: &[u8; 4] = b"HWRV";
 const FLAG_NEW_PAIR: u32 = 1;
 const FLAG_NEW_PAGE: u32 = 2;
 const FLAG_NEEDS_FENCES: u32 = 4;
+const FLAG_OWN_PAGE: u32 = 8;
 
 /// A number that names a Nic, or a pair of them; nobody can guess it.
 pub(crate) type Name = [u8; 16];
@@ -87,6 +88,8 @@ pub(crate) struct Half {
     pub new_pair: bool,
     pub new_page: bool,
     pub needs_fences: bool,
+    /// The page is for this VI alone.
+    pub own_page: bool,
     pub nic: Name,
     pub pair: Name,
     pub region_bytes: u64,
@@ -208,7 +211,8 @@ impl Fields {
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
         let flags = flag(half.new_pair, FLAG_NEW_PAIR)
             | flag(half.new_page, FLAG_NEW_PAGE)
-            | flag(half.needs_fences, FLAG_NEEDS_FENCES);
+            | flag(half.needs_fences, FLAG_NEEDS_FENCES)
+            | flag(half.own_page, FLAG_OWN_PAGE);
         self.put(12, &flags.to_le_bytes());
         self.put(16, &half.nic);
         self.put(32, &half.pair);
@@ -228,6 +232,7 @@ impl Fields {
             new_pair: flags & FLAG_NEW_PAIR != 0,
             new_page: flags & FLAG_NEW_PAGE != 0,
             needs_fences: flags & FLAG_NEEDS_FENCES != 0,
+            own_page: flags & FLAG_OWN_PAGE != 0,
             nic: self.name(16),
             pair: self.name(32),
             region_bytes: self.u64(48),
@@ -263,9 +268,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_survive_the_wire(flags in 0u8..8, nic: Name, pair: Name, numbers: [u64; 4], small: [u32; 4]) {
+        fn messages_survive_the_wire(flags in 0u8..16, nic: Name, pair: Name, numbers: [u64; 4], small: [u32; 4]) {
             let half = Half {
-                new_pair: flags & 1 != 0, new_page: flags & 2 != 0, needs_fences: flags & 4 != 0, nic, pair,
+                new_pair: flags & 1 != 0, new_page: flags & 2 != 0, needs_fences: flags & 4 != 0,
+                own_page: flags & 8 != 0, nic, pair,
                 region_bytes: numbers[0], block_offset: numbers[1], first_index: numbers[2], queue: numbers[3],
                 depth: small[0], loans: small[1], serial: small[2], bell: small[3],
             };

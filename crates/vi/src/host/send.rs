@@ -12,6 +12,8 @@
 //!  any state ── the peer dies, closes, lies ──▶ ended: every message comes back with the reason
 //! ```
 
+pub(crate) mod stream;
+
 use crate::config::{Path, Reliability, ViOptions};
 use crate::descriptor::{Completion, Control, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite};
 use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
@@ -25,7 +27,7 @@ use crate::nic::NicInner;
 use crate::vi::ViId;
 use highwire_mem::work::Segment;
 use highwire_mem::{
-    BellRope, Buffer, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook,
+    BellRope, Buffer, CONTENT_BYTES, CONTROL_BYTES_MAX, Exported, Extent, Flags, Frozen, Kind, Lie, LoanBook, News,
     PayloadArea, Region, RemoteRegion, SlotHead, SlotWriter, Tag,
 };
 use highwire_pulse::{Pulse, Pulses};
@@ -1070,7 +1072,7 @@ impl HostSender {
     #[inline(always)]
     fn ring_if_wanted(&mut self) {
         if self.writer.bell_wanted() {
-            self.rope.ring();
+            self.rope.ring(News::Slots);
             self.stats.rings += 1;
         }
     }
@@ -1242,7 +1244,7 @@ impl HostSender {
     #[cold]
     fn lied(&mut self, lie: Lie) {
         self.member.break_off(Failure::PeerLied(lie));
-        self.rope.ring();
+        self.rope.ring(News::End);
         self.end(Failure::PeerLied(lie));
     }
 

@@ -2,10 +2,10 @@
 //! and then writes into its own memory whatever it likes.
 
 use highwire_mem::{
-    Bell, BellIndex, BellPage, BellRope, Block, BlockShape, Courier, CourierListener, LAYOUT_VERSION, OwnMemory,
+    Bell, BellIndex, BellPage, BellRope, Block, BlockShape, Courier, CourierListener, LAYOUT_VERSION, News, OwnMemory,
     OwnRegion, PeerRegion, REGION_HEADER_BYTES, RegionKind, RemoteRegion, SLOT_BYTES, SharedMemory, Tag,
 };
-use highwire_vi::{AcceptError, Listener, Vi, ViOptions};
+use highwire_vi::{AcceptError, Vi, ViListener, ViOptions};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -310,13 +310,13 @@ impl Liar {
     }
 
     /// Meets a listener of this very process, honestly so far.
-    pub fn meet(listener: &Listener, path: &Path, options: &ViOptions<'_>) -> (Liar, Vi) {
+    pub fn meet(listener: &ViListener, path: &Path, options: &ViOptions<'_>) -> (Liar, Vi) {
         Liar::meet_with(listener, path, options, |_| ())
     }
 
     /// The same, with something changed in the letter.
     pub fn meet_with(
-        listener: &Listener,
+        listener: &ViListener,
         path: &Path,
         options: &ViOptions<'_>,
         change: impl FnOnce(&mut Letter),
@@ -390,7 +390,7 @@ impl Liar {
     /// Writes a slot, publishes it and rings.
     pub fn send(&mut self, slot: &Slot) {
         self.put(slot);
-        self.rope.ring();
+        self.rope.ring(News::Slots);
     }
 
     /// Claims to have consumed so many slots.
@@ -465,7 +465,7 @@ fn next_caller(listener: &CourierListener) -> Caller {
 /// Knocks at a listener of this process with a letter and what goes with it: the answer to the
 /// liar, and the VI if one came of it. Everything happens on this thread.
 pub fn knock(
-    listener: &Listener,
+    listener: &ViListener,
     path: &Path,
     options: &ViOptions<'_>,
     letter: Letter,

@@ -4,7 +4,7 @@ pub mod forked;
 pub mod liar;
 pub mod seeded;
 
-use highwire_vi::{Buffer, Completion, Config, Failure, Listener, Nic, Operation, Vi, ViOptions, WaitError};
+use highwire_vi::{Buffer, Completion, Config, Failure, Nic, Operation, Vi, ViListener, ViOptions, WaitError};
 use rustix::process::{Pid, Signal};
 use std::collections::VecDeque;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -301,12 +301,12 @@ impl Line {
     }
 
     /// Accepts.
-    pub fn accept(listener: &Listener) -> Line {
+    pub fn accept(listener: &ViListener) -> Line {
         Line::accept_with(listener, &ViOptions::new())
     }
 
     /// Accepts with choices.
-    pub fn accept_with(listener: &Listener, options: &ViOptions<'_>) -> Line {
+    pub fn accept_with(listener: &ViListener, options: &ViOptions<'_>) -> Line {
         Line::new(listener.accept_with(PATIENCE, options).expect("somebody who connects"))
     }
 

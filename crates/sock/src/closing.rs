@@ -1,0 +1,74 @@
+//! The close thread: what was written to another host before a stream was closed still arrives.
+//!
+//! On one host nothing has to be done: what was written is where the other side reads it. Between hosts the bytes are
+//! with this process, so somebody has to stay until they have arrived. One thread does, for all streams; it ends when
+//! there is nothing left to wait for. When the process exits, it is waited for, [`EXIT_WAIT`] at most.
+
+use highwire_vi::StreamSender;
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Streams that were closed and have bytes under way.
+static CLOSING: Mutex<Closing> = Mutex::new(Closing { streams: Vec::new(), running: false });
+static DONE: Condvar = Condvar::new();
+
+struct Closing {
+    streams: Vec<(StreamSender, Instant)>,
+    running: bool,
+}
+
+/// Sees to it that what was written arrives. Waits for it at most as long as `linger` says.
+pub(crate) fn deliver(mut sender: StreamSender, linger: Option<Duration>) {
+    if let Some(linger) = linger {
+        let until = Instant::now() + linger.min(PATIENCE);
+        while !sender.is_delivered() && sender.ended().is_none() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+        return;
+    }
+    static AT_EXIT: Once = Once::new();
+    AT_EXIT.call_once(|| highwire_mem::at_exit(wait_at_exit));
+    let mut closing = lock();
+    closing.streams.push((sender, Instant::now() + PATIENCE));
+    if !closing.running {
+        let thread = std::thread::Builder::new().name("highwire-close".into()).spawn(run);
+        // Without a thread nobody can wait, and the other side is told that the stream broke off.
+        closing.running = thread.is_ok();
+        if !closing.running {
+            closing.streams.clear();
+        }
+    }
+}
+
+/// When the process exits.
+fn wait_at_exit() {
+    let closing = lock();
+    let _ = DONE.wait_timeout_while(closing, EXIT_WAIT, |closing| closing.running);
+}
+
+fn run() {
+    loop {
+        std::thread::sleep(LOOK);
+        let mut closing = lock();
+        let now = Instant::now();
+        closing
+            .streams
+            .retain_mut(|(sender, until)| !sender.is_delivered() && sender.ended().is_none() && now < *until);
+        if closing.streams.is_empty() {
+            closing.running = false;
+            DONE.notify_all();
+            return;
+        }
+    }
+}
+
+fn lock() -> MutexGuard<'static, Closing> {
+    CLOSING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process that exits waits so long for what it has written.
+const EXIT_WAIT: Duration = Duration::from_secs(5);
+/// How often it is looked whether something has arrived.
+const LOOK: Duration = Duration::from_micros(200);
+/// A peer that does not read for so long does not get the rest.
+const PATIENCE: Duration = Duration::from_secs(60);

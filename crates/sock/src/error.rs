@@ -1,0 +1,79 @@
+//! What goes wrong, in the words of `std::io`.
+
+use highwire_vi::{AcceptError, ConnectError, Failure, ListenError, WireError};
+use std::io::{Error, ErrorKind};
+
+pub(crate) fn connecting(error: ConnectError) -> Error {
+    let kind = match &error {
+        ConnectError::Address(_) => ErrorKind::InvalidInput,
+        ConnectError::NobodyThere { .. } | ConnectError::Refused { .. } => ErrorKind::ConnectionRefused,
+        ConnectError::Denied { .. } | ConnectError::NotAllowed { .. } => ErrorKind::PermissionDenied,
+        ConnectError::TimedOut { .. } => ErrorKind::TimedOut,
+        ConnectError::Version { .. } | ConnectError::Protocol { .. } | ConnectError::BadMemory { .. } => {
+            ErrorKind::InvalidData
+        }
+        ConnectError::NoWire(_) | ConnectError::ForkedChild => ErrorKind::Unsupported,
+        ConnectError::Wire { reason, .. } => wire(reason),
+        ConnectError::RuntimeDir(_)
+        | ConnectError::Region(_)
+        | ConnectError::NoRoom(_)
+        | ConnectError::Courier { .. } => ErrorKind::Other,
+    };
+    Error::new(kind, error)
+}
+
+pub(crate) fn listening(error: ListenError) -> Error {
+    let kind = match &error {
+        ListenError::Address(_) => ErrorKind::InvalidInput,
+        ListenError::InUse { .. } | ListenError::NotSocket(_) => ErrorKind::AddrInUse,
+        ListenError::Io { source, .. } => source.kind(),
+        ListenError::Wire { reason, .. } => wire(reason),
+        ListenError::NoWire(_) | ListenError::ForkedChild => ErrorKind::Unsupported,
+        ListenError::RuntimeDir(_) => ErrorKind::Other,
+    };
+    Error::new(kind, error)
+}
+
+pub(crate) fn accepting(error: AcceptError) -> Error {
+    let kind = match &error {
+        AcceptError::TimedOut(_) => ErrorKind::WouldBlock,
+        AcceptError::Socket(source) => source.kind(),
+        AcceptError::Wire(reason) => wire(reason),
+        AcceptError::ForkedChild => ErrorKind::Unsupported,
+    };
+    Error::new(kind, error)
+}
+
+fn wire(error: &WireError) -> ErrorKind {
+    match error {
+        WireError::Address(_) => ErrorKind::InvalidInput,
+        WireError::Name { .. } => ErrorKind::NotFound,
+        WireError::InUse(_) => ErrorKind::AddrInUse,
+        WireError::NoKey(_) => ErrorKind::PermissionDenied,
+        WireError::NoAnswer(_) | WireError::NotAccepted { .. } => ErrorKind::TimedOut,
+        WireError::Refused { .. } => ErrorKind::ConnectionRefused,
+        WireError::Over { .. } => ErrorKind::ConnectionReset,
+        WireError::Socket(_) => ErrorKind::Other,
+    }
+}
+
+/// The stream was reset: by the other side, or for this reason.
+pub(crate) fn reset(failure: Option<Failure>) -> Error {
+    match failure {
+        None => Error::new(ErrorKind::ConnectionReset, "the other side closed the stream without reading all of it"),
+        Some(failure) => Error::new(ErrorKind::ConnectionReset, Broken(failure)),
+    }
+}
+
+/// Nobody will read it.
+pub(crate) fn broken_pipe() -> Error {
+    Error::new(ErrorKind::BrokenPipe, "the stream is closed for writing: this side shut it down, or the other is gone")
+}
+
+pub(crate) fn forked() -> Error {
+    Error::new(ErrorKind::Unsupported, "a stream of the parent process; a forked child has to connect for itself")
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the stream is broken: {0}")]
+struct Broken(#[source] Failure);
