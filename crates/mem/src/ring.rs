@@ -154,12 +154,6 @@ impl Flags {
         Flags(self.0 | other.0)
     }
 
-    /// These bits without those that ask the reader for something.
-    #[must_use]
-    pub const fn without_wishes(self) -> Flags {
-        Flags(self.0 & !(Flags::ACKNOWLEDGE.0 | Flags::SOON.0 | Flags::OPEN.0))
-    }
-
     /// True where all bits of `other` are set.
     #[inline]
     pub const fn has(self, other: Flags) -> bool {
@@ -257,6 +251,11 @@ impl SlotHead {
         token + total + usize::from(self.spans) * SPAN_BYTES
     }
 
+    /// True of a whole message with nothing beside it.
+    pub fn is_bare_whole(&self) -> bool {
+        self.flags.has(Flags::WHOLE) && !self.flags.has(Flags::TOKEN) && self.control == 0
+    }
+
     #[inline(always)]
     fn meta(self) -> u32 {
         let kind = match self.kind {
@@ -283,7 +282,8 @@ impl SlotHead {
             && flags & !Flags::KNOWN == 0
             && (kind == Kind::Spans) == (spans > 0)
             && (kind != Kind::Written || length == 0)
-            && (head.flags.has(Flags::FIRST) || control == 0 && !head.flags.has(Flags::TOKEN));
+            && (head.flags.has(Flags::FIRST) || control == 0 && !head.flags.has(Flags::TOKEN))
+            && (!head.flags.has(Flags::OPEN) || head.is_bare_whole() && kind != Kind::Written);
         if fits && goes_together { Ok(head) } else { Err(Lie::SlotOverfull { index, control, spans, length }) }
     }
 }

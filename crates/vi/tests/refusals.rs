@@ -145,11 +145,11 @@ fn next_caller(listener: &CourierListener) -> Caller {
 fn a_listener_of_another_version_is_named_with_both_versions() {
     let error = answered_by(|listener| {
         let caller = next_caller(&listener);
-        caller.say(&Letter { version: 2, ..Letter::honest(GREETING) }, &[]);
+        caller.say(&Letter { version: 9, ..Letter::honest(GREETING) }, &[]);
         std::thread::sleep(A_WHILE);
     });
-    assert!(matches!(&error, ConnectError::Version { theirs: 2, ours: 1, .. }), "{error}");
-    assert!(error.to_string().contains("speaks layout version 2, this side 1"), "{error}");
+    assert!(matches!(&error, ConnectError::Version { theirs: 9, ours: 2, .. }), "{error}");
+    assert!(error.to_string().contains("speaks layout version 9, this side 2"), "{error}");
 }
 
 #[test]

@@ -312,7 +312,8 @@ proptest! {
         for bytes in (0..4).flat_map(|kind| (0..64).flat_map(move |flags| (0..6).map(move |rest| [kind, flags, rest & 1, rest / 2]))) {
             let raw = RawHead { meta: u32::from_le_bytes(bytes), length, immediate };
             let bare = |head: &SlotHead, kind| {
-                let alone = head.control == 0 && !head.flags.has(Flags::TOKEN) && !head.flags.has(Flags::ACKNOWLEDGE);
+                let others = [Flags::TOKEN, Flags::ACKNOWLEDGE, Flags::OPEN];
+                let alone = head.control == 0 && !others.into_iter().any(|flag| head.flags.has(flag));
                 head.kind == kind && head.flags.has(Flags::WHOLE) && alone
             };
             let head = SlotHead::parse(9, raw).ok();
@@ -616,7 +617,11 @@ fn a_lying_writer_is_named() {
         ([1, whole, 128, 0], 113),
         ([1, whole, 129, 0], 0),
         ([1, whole, 0, 1], 0),
-        ([1, whole | 32, 0, 0], 0),
+        ([1, whole | 64, 0, 0], 0),
+        ([1, Flags::FIRST.with(Flags::OPEN).0, 0, 0], 1),
+        ([1, whole | Flags::OPEN.0, 1, 0], 1),
+        ([1, whole | Flags::OPEN.with(Flags::TOKEN).0, 0, 0], 1),
+        ([3, whole | Flags::OPEN.0, 0, 0], 0),
         ([1, 0, 1, 0], 0),
         ([1, Flags::TOKEN.0, 0, 0], 0),
         ([1, Flags::FIRST.0, 0, 0], 233),

@@ -110,9 +110,7 @@ impl HostStreamReceiver {
         } else {
             let index = self.rx.reader.tail();
             match self.rx.reader.head()? {
-                Some(head) if head.flags.without_wishes() == Flags::WHOLE && head.control == 0 => {
-                    self.placed(head, index)?
-                }
+                Some(head) if head.is_bare_whole() => self.placed(head, index)?,
                 _ => return Err(Lie::OutOfPlace { index, what: "no part of a stream is like this" }),
             }
         };
