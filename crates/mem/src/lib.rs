@@ -19,6 +19,7 @@ mod bell;
 mod layout;
 mod loans;
 mod memory;
+mod owner_lock;
 mod ring;
 mod sync;
 
@@ -64,6 +65,7 @@ pub use {
     extents::Extents,
     fork::Process,
     granted::{Granted, Window},
+    owner_lock::{OwnerGuard, OwnerLock},
     peer_bytes::PeerBytes,
     pool::{Pool, PoolError},
     region::{

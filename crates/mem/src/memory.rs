@@ -16,6 +16,15 @@ pub(crate) use modelled::View;
 #[derive(Clone)]
 pub struct OwnMemory(pub(crate) View);
 
+#[cfg(not(loom))]
+impl OwnMemory {
+    /// Asks for the line at `at`, to be written. Panics outside the mapping.
+    #[inline(always)]
+    pub fn prefetch_to_write(&self, at: usize) {
+        crate::sys::prefetch_to_write(&self.0, at);
+    }
+}
+
 /// Memory that a peer writes and this process can only read. The peer may change it at any time.
 #[derive(Clone)]
 pub struct PeerMemory(pub(crate) View);

@@ -1,10 +1,14 @@
 //! The atomics of this crate: the machine's, or loom's when the rings are model-checked.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard};
 
 /// The writer's half of the sleep/wake handshake: orders an earlier store before a later load.
 ///
@@ -42,4 +46,19 @@ pub(crate) fn sleeper_fence() {
     crate::sys::heavy_barrier();
     #[cfg(loom)]
     fence(Ordering::SeqCst);
+}
+
+/// Lets others run; at first only the CPU's other thread.
+pub(crate) fn yield_now(looks: u32) {
+    #[cfg(not(loom))]
+    if looks < 64 {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+    #[cfg(loom)]
+    {
+        let _ = looks;
+        loom::thread::yield_now();
+    }
 }

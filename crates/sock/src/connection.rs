@@ -24,6 +24,7 @@ use crate::closing;
 use crate::config::SockConfig;
 use crate::error;
 use crate::handling::Handling;
+use highwire_mem::{OwnerGuard, OwnerLock};
 use highwire_vi::{Failure, PostError, StreamReceiver, StreamSender, StreamWatch, Taken, Vi, WaitError};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -51,8 +52,8 @@ pub enum State {
 
 #[derive(Debug)]
 pub(crate) struct Connection {
-    outgoing: Mutex<Outgoing>,
-    incoming: Mutex<Incoming>,
+    outgoing: OwnerLock<Outgoing>,
+    incoming: OwnerLock<Incoming>,
     watch: StreamWatch,
     config: SockConfig,
     handling: Handling,
@@ -109,8 +110,14 @@ impl Connection {
         let (sender, receiver, watch) = vi.into_stream(&config.rules());
         let id = watch.id();
         let connection = Arc::new(Connection {
-            outgoing: Mutex::new(Outgoing { sender: Some(sender), fin_sent: false, shown: None }),
-            incoming: Mutex::new(Incoming { receiver, peeked: VecDeque::new(), end: None, shown: None, taken: false }),
+            outgoing: OwnerLock::new(Outgoing { sender: Some(sender), fin_sent: false, shown: None }),
+            incoming: OwnerLock::new(Incoming {
+                receiver,
+                peeked: VecDeque::new(),
+                end: None,
+                shown: None,
+                taken: false,
+            }),
             watch,
             config,
             handling: handling.clone(),
@@ -132,12 +139,14 @@ impl Connection {
         &self.watch
     }
 
-    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
-        lock(&self.outgoing)
+    #[inline(always)]
+    fn outgoing(&self) -> OwnerGuard<'_, Outgoing> {
+        self.outgoing.lock()
     }
 
-    fn incoming(&self) -> MutexGuard<'_, Incoming> {
-        lock(&self.incoming)
+    #[inline(always)]
+    fn incoming(&self) -> OwnerGuard<'_, Incoming> {
+        self.incoming.lock()
     }
 
     // ── Reading ──────────────────────────────────────────────────────────────────────────────────

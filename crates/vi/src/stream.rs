@@ -16,7 +16,7 @@ use highwire_mem::{Bell, WireUse};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -193,8 +193,9 @@ impl Vi {
         let (tx, rx) = self.split();
         let (sender, receiver) = match (tx.0, rx.0) {
             (Sender::Host(tx), Receiver::Host(rx)) => {
-                let sender = SenderPath::Host(HostStreamSender::new(tx, rules));
-                (sender, ReceiverPath::Host(HostStreamReceiver::new(rx, rules)))
+                let heard = Arc::<AtomicU64>::default();
+                let sender = SenderPath::Host(HostStreamSender::new(tx, rules, heard.clone()));
+                (sender, ReceiverPath::Host(HostStreamReceiver::new(rx, rules, heard)))
             }
             (Sender::Wire(tx), Receiver::Wire(rx)) => {
                 let sender = SenderPath::Wire(WireStreamSender::new(*tx, rules));

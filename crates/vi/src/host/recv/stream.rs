@@ -7,7 +7,8 @@ use super::HostReceiver;
 use crate::error::Failure;
 use crate::stream::{StreamRules, Taken};
 use highwire_mem::{CONTENT_BYTES, Flags, Kind, Lie, News};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Debug)]
 pub(crate) struct HostStreamReceiver {
@@ -15,6 +16,8 @@ pub(crate) struct HostStreamReceiver {
     current: Option<Current>,
     /// Bytes taken of the current slot.
     taken: u32,
+    /// Counts reads that found something, for the sending half.
+    heard: Arc<AtomicU64>,
 }
 
 /// The slot at the tail, checked.
@@ -30,10 +33,10 @@ struct Current {
 }
 
 impl HostStreamReceiver {
-    pub(crate) fn new(mut rx: HostReceiver, rules: &StreamRules) -> HostStreamReceiver {
+    pub(crate) fn new(mut rx: HostReceiver, rules: &StreamRules, heard: Arc<AtomicU64>) -> HostStreamReceiver {
         rx.reader.set_threshold(rules.acknowledge);
         rx.member.receivable.store(true, Relaxed);
-        HostStreamReceiver { rx, current: None, taken: 0 }
+        HostStreamReceiver { rx, current: None, taken: 0, heard }
     }
 
     /// Takes as much as there is, up to `into`.
@@ -95,6 +98,7 @@ impl HostStreamReceiver {
             return Ok(None);
         }
         self.rx.stats.bytes += got as u64;
+        self.heard.store(self.heard.load(Relaxed).wrapping_add(1), Relaxed);
         if self.rx.reader.publish_due() {
             self.rx.publish_progress();
         }

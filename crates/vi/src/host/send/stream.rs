@@ -1,25 +1,26 @@
 //! A sending half that is used as a stream of bytes.
 //!
-//! While the reader is behind, what is written goes into the last slot, which stays *open*: its length grows until the
-//! next slot is published. So a busy pipe combines, an idle one sends, and no byte waits for a timer or another call:
-//! when a write returns, the reader sees it, even if the writer dies.
+//! What is written goes into the last slot, while that has room: it stays *open*, and its length grows until the next slot
+//! is published. So a busy pipe combines, an idle one sends, and no byte waits for a timer or another call: when a write
+//! returns, the reader sees it, even if the writer dies. A slot of its own is read with one cache line less, so whoever
+//! has heard of the peer since its last write, and is most likely waited for, takes one.
 //!
 //! ```text
-//!                 idle: a slot of its own                 busy: into the open slot, while it has room
+//!      something was heard: a slot of its own             nothing was: into the open slot
 //!  write ──────▶ ┌──────┬──────┬─────────────┐ ◀────────── write
-//!                │ slot │ slot │ open slot ▸ │            full: a new one, of a whole chunk
+//!                │ slot │ slot │ open slot ▸ │            full: a new one, twice as large, up to a chunk
 //!                └──────┴──────┴─────────────┘
 //!                ▲ consumed                  ▲ head       head - consumed ≤ window
 //! ```
+//! `consumed` is in the reader's memory, and looked at only when the window seems to be full.
 
 use super::HostSender;
 use crate::error::{Failure, PostError};
 use crate::halves::SendStats;
 use crate::stream::{Combining, StreamRules};
 use highwire_mem::{CONTENT_BYTES, Flags, Kind, SlotHead};
-
-/// With so many slots that the reader has not given back it is idle: it keeps the open one until there is another.
-const IDLE_SLOTS: u64 = 1;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Debug)]
 pub(crate) struct HostStreamSender {
@@ -28,6 +29,11 @@ pub(crate) struct HostStreamSender {
     chunk_bytes: usize,
     combining: Combining,
     open: Option<Open>,
+    /// What the receiving half has heard, and what it had when something was written last.
+    heard: Arc<AtomicU64>,
+    heard_before: u64,
+    /// Bytes written since something was heard.
+    unanswered: usize,
 }
 
 /// The last slot, while it may grow.
@@ -40,10 +46,19 @@ struct Open {
 }
 
 impl HostStreamSender {
-    pub(crate) fn new(tx: HostSender, rules: &StreamRules) -> HostStreamSender {
+    pub(crate) fn new(tx: HostSender, rules: &StreamRules, heard: Arc<AtomicU64>) -> HostStreamSender {
         // Marks need a slot, whatever the window.
         let window = u64::from(rules.window).clamp(1, tx.writer.depth() - MARKS);
-        HostStreamSender { tx, window, chunk_bytes: rules.chunk_bytes.max(1), combining: rules.combining, open: None }
+        HostStreamSender {
+            tx,
+            window,
+            chunk_bytes: rules.chunk_bytes.max(1),
+            combining: rules.combining,
+            open: None,
+            heard,
+            heard_before: 0,
+            unanswered: 0,
+        }
     }
 
     pub(crate) fn set_combining(&mut self, combining: Combining) {
@@ -64,40 +79,36 @@ impl HostStreamSender {
     #[inline(always)]
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize, PostError> {
         self.tx.check_open()?;
-        let slots = self.slots_in_use()?;
-        if self.is_busy(slots)
+        let heard = self.heard.load(Relaxed);
+        if heard != self.heard_before {
+            (self.heard_before, self.unanswered) = (heard, 0);
+        } else if self.combining == Combining::WhileBusy
             && let Some(open) = self.open
             && open.capacity - open.length >= bytes.len()
         {
             self.append(open, bytes);
             return Ok(bytes.len());
         }
-        self.write_slot(bytes, slots)
-    }
-
-    /// With so many slots in use, what is written goes where there is room for more.
-    #[inline(always)]
-    fn is_busy(&self, slots: u64) -> bool {
-        match self.combining {
-            Combining::WhileBusy => slots > IDLE_SLOTS,
-            Combining::WhenFull => slots + 1 >= self.window,
-            Combining::Never => false,
-        }
+        self.write_slot(bytes)
     }
 
     #[inline(never)]
-    fn write_slot(&mut self, bytes: &[u8], slots: u64) -> Result<usize, PostError> {
-        if slots < self.window {
-            return self.publish(bytes, self.is_busy(slots));
+    fn write_slot(&mut self, bytes: &[u8]) -> Result<usize, PostError> {
+        let mut slots = self.tx.writer.head() - self.tx.writer.consumed();
+        if slots + 1 >= self.window {
+            slots = self.slots_in_use()?;
         }
-        // What there is room for goes behind the rest.
+        let last = slots + 1 >= self.window;
+        let full = slots >= self.window;
         match self.open {
-            Some(open) if open.length < open.capacity => {
+            // What there is room for goes behind the rest.
+            Some(open) if full && open.length < open.capacity => {
                 let part = &bytes[..bytes.len().min(open.capacity - open.length)];
                 self.append(open, part);
                 Ok(part.len())
             }
-            _ => Err(self.tx.want(PostError::NoRoom { bytes: bytes.len() })),
+            _ if full => Err(self.tx.want(PostError::NoRoom { bytes: bytes.len() })),
+            _ => self.publish(bytes, last),
         }
     }
 
@@ -141,22 +152,32 @@ impl HostStreamSender {
         match open.area {
             None => self.tx.writer.append(open.length, bytes),
             Some(offset) => {
-                self.tx.member.peer.ours().copy_in(offset + open.length, bytes);
+                let memory = self.tx.member.peer.ours();
+                memory.copy_in(offset + open.length, bytes);
                 self.tx.writer.lengthen(length as u32);
+                // The lines are with the reader since the last lap; fetched one by one they would be what takes the time.
+                for line in (0..bytes.len()).step_by(LINE) {
+                    memory.prefetch_to_write(offset + (length + AHEAD + line).min(open.capacity - 1));
+                }
             }
         }
         self.open = Some(Open { length, ..open });
+        self.unanswered += bytes.len();
         self.tx.stats.bytes += bytes.len() as u64;
         self.tx.ring_if_wanted();
     }
 
-    /// A slot with as many of `bytes` as it takes. While the reader is `busy` it has room for more.
-    fn publish(&mut self, bytes: &[u8], busy: bool) -> Result<usize, PostError> {
+    /// A slot with as many of `bytes` as it takes.
+    fn publish(&mut self, bytes: &[u8], last: bool) -> Result<usize, PostError> {
         let length = bytes.len().min(self.chunk_bytes);
-        if length <= CONTENT_BYTES && !busy {
+        let capacity = match self.combining {
+            Combining::WhileBusy => length.max(self.unanswered).min(self.chunk_bytes),
+            Combining::WhenFull if last => self.chunk_bytes,
+            Combining::WhenFull | Combining::Never => length,
+        };
+        if capacity <= CONTENT_BYTES {
             return Ok(self.publish_inline(&bytes[..length]));
         }
-        let capacity = if busy { self.chunk_bytes } else { length };
         let Some(extent) = self.tx.take_piece(length.min(PIECE_BYTES_LEAST), capacity) else {
             if self.tx.ended.is_some() {
                 return Err(PostError::NotConnected(self.tx.ended.unwrap_or(Failure::Closed)));
@@ -174,6 +195,7 @@ impl HostStreamSender {
         self.tx.ring_if_wanted();
         self.tx.stats.buffered += 1;
         self.tx.count_message(length);
+        self.unanswered += length;
         self.open = open.then_some(Open { length, capacity: extent.len, area: Some(extent.offset) });
         Ok(length)
     }
@@ -187,6 +209,7 @@ impl HostStreamSender {
         self.tx.ring_if_wanted();
         self.tx.stats.inline += 1;
         self.tx.count_message(bytes.len());
+        self.unanswered += bytes.len();
         self.open = open.then_some(Open { length: bytes.len(), capacity: CONTENT_BYTES, area: None });
         bytes.len()
     }
@@ -197,6 +220,9 @@ impl HostStreamSender {
     }
 }
 
+const LINE: usize = 64;
+/// So far ahead of what is written lines are asked for.
+const AHEAD: usize = 16 * LINE;
 /// Slots that are kept for marks.
 const MARKS: u64 = 2;
 /// A piece of the payload area is worth having from this size on, if it is not all that was asked for.

@@ -1,0 +1,202 @@
+//! A lock that costs the thread that usually takes it next to nothing.
+//!
+//! A mutex costs two atomic exchanges, each of which waits until every store before it is done: those to a line that the
+//! peer is reading, too. Here the *owner*, the thread that took it last, announces itself with a plain store and looks
+//! whether somebody wants it; whoever does says so, has every CPU settle ([`crate::heavy_barrier`]), and waits until the
+//! owner is out. That is dear, so a lock that changes hands often becomes a plain mutex.
+//!
+//! ```text
+//!        owner                                another
+//!   O1  inside = true                    A1  takes the mutex; wanted = true
+//!       ── light barrier ──                  ── heavy barrier ──
+//!   O2  wanted?                          A2  waits while inside
+//!       no: it has the lock              A3  owner = itself; wanted = false
+//!       yes: inside = false, mutex
+//! ```
+//! As with doorbells: one of O2 and A2 sees the other.
+
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, sleeper_fence, writer_fence, yield_now};
+#[cfg(not(loom))]
+use std::cell::UnsafeCell;
+#[cfg(not(loom))]
+use std::ops::{Deref, DerefMut};
+
+/// Nobody took it yet.
+const NOBODY: usize = 0;
+/// It changed hands too often: the mutex is the lock.
+const EVERYBODY: usize = usize::MAX;
+/// So often it may.
+const CHANGES_MAX: u32 = 8;
+
+/// Who may be inside, without what is inside.
+#[derive(Debug)]
+pub(crate) struct OwnerGate {
+    owner: AtomicUsize,
+    inside: AtomicBool,
+    wanted: AtomicBool,
+    /// How often it changed hands.
+    changes: Mutex<u32>,
+}
+
+/// How somebody came in.
+pub(crate) enum Entry<'a> {
+    /// As its owner.
+    Owner,
+    /// With the mutex.
+    Mutex(#[expect(dead_code, reason = "it is held")] MutexGuard<'a, u32>),
+}
+
+impl OwnerGate {
+    pub(crate) fn new() -> OwnerGate {
+        let owner = if plain() { EVERYBODY } else { NOBODY };
+        OwnerGate {
+            owner: AtomicUsize::new(owner),
+            inside: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
+            changes: Mutex::new(0),
+        }
+    }
+
+    /// Comes in as thread `me`, which is neither 0 nor the highest number. Not again before it is out.
+    #[inline(always)]
+    pub(crate) fn enter(&self, me: usize) -> Entry<'_> {
+        if self.owner.load(Ordering::Relaxed) == me {
+            // Acquire: pairs with the release in `leave`, of a thread that had this number before.
+            let _ = self.inside.load(Ordering::Acquire);
+            self.inside.store(true, Ordering::Relaxed);
+            writer_fence(false);
+            if !self.wanted.load(Ordering::Acquire) {
+                return Entry::Owner;
+            }
+            self.inside.store(false, Ordering::Release);
+        }
+        self.enter_by_mutex(me)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_by_mutex(&self, me: usize) -> Entry<'_> {
+        let mut changes = lock(&self.changes);
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner != EVERYBODY && owner != me {
+            if owner != NOBODY {
+                self.wanted.store(true, Ordering::SeqCst);
+                sleeper_fence();
+                // Acquire: pairs with the release in `leave`.
+                let mut looks = 0u32;
+                while self.inside.load(Ordering::Acquire) {
+                    looks += 1;
+                    yield_now(looks);
+                }
+                *changes += 1;
+            }
+            let next = if *changes > CHANGES_MAX { EVERYBODY } else { me };
+            self.owner.store(next, Ordering::Relaxed);
+            self.wanted.store(false, Ordering::Release);
+        }
+        Entry::Mutex(changes)
+    }
+
+    /// Goes out, after coming in as the owner.
+    #[inline(always)]
+    pub(crate) fn leave(&self) {
+        self.inside.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(not(loom))]
+fn plain() -> bool {
+    !crate::heavy_barrier_available()
+}
+
+#[cfg(loom)]
+fn plain() -> bool {
+    false
+}
+
+fn lock(mutex: &Mutex<u32>) -> MutexGuard<'_, u32> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A lock that costs the thread that usually takes it next to nothing. A thread that has it must not take it again.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub struct OwnerLock<T> {
+    gate: OwnerGate,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached through a guard, of which there is one at a time, so that sharing the lock is handing
+// the value from thread to thread.
+#[cfg(not(loom))]
+unsafe impl<T: Send> Sync for OwnerLock<T> {}
+
+/// Has the lock.
+#[cfg(not(loom))]
+#[must_use]
+pub struct OwnerGuard<'a, T> {
+    lock: &'a OwnerLock<T>,
+    entry: Entry<'a>,
+    /// The lock is the thread's that took it.
+    _here: std::marker::PhantomData<*const ()>,
+}
+
+#[cfg(not(loom))]
+impl<T> OwnerLock<T> {
+    /// A lock around `value`.
+    pub fn new(value: T) -> OwnerLock<T> {
+        OwnerLock { gate: OwnerGate::new(), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits until nobody has it.
+    #[inline(always)]
+    pub fn lock(&self) -> OwnerGuard<'_, T> {
+        let entry = self.gate.enter(this_thread());
+        OwnerGuard { lock: self, entry, _here: std::marker::PhantomData }
+    }
+
+    /// The value, of which nobody else knows any more.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+}
+
+/// A number that no two living threads have.
+#[cfg(not(loom))]
+#[inline(always)]
+fn this_thread() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| std::ptr::from_ref(here) as usize)
+}
+
+#[cfg(not(loom))]
+impl<T> Deref for OwnerGuard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: whoever has come in through the gate is alone.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+#[cfg(not(loom))]
+impl<T> DerefMut for OwnerGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: whoever has come in through the gate is alone.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+#[cfg(not(loom))]
+impl<T> Drop for OwnerGuard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Entry::Owner = self.entry {
+            self.lock.gate.leave();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
