@@ -9,7 +9,7 @@
 //!        owner                                another
 //!   O1  inside = true                    A1  takes the mutex; wanted = true
 //!       ── light barrier ──                  ── heavy barrier ──
-//!   O2  wanted?                          A2  waits while inside
+//!   O2  wanted, or owned by another?     A2  waits while inside
 //!       no: it has the lock              A3  owner = itself; wanted = false
 //!       yes: inside = false, mutex
 //! ```
@@ -65,7 +65,8 @@ impl OwnerGate {
             let _ = self.inside.load(Ordering::Acquire);
             self.inside.store(true, Ordering::Relaxed);
             writer_fence(false);
-            if !self.wanted.load(Ordering::Acquire) {
+            // Acquire: who has taken it meanwhile, and wants nothing any more, is seen to be the owner.
+            if !self.wanted.load(Ordering::Acquire) && self.owner.load(Ordering::Relaxed) == me {
                 return Entry::Owner;
             }
             self.inside.store(false, Ordering::Release);

@@ -259,6 +259,8 @@ impl Connection {
             if readable {
                 return;
             }
+            // The thread that handles messages is to tell of the next.
+            self.watch.mute(false);
         }
     }
 
@@ -416,9 +418,6 @@ impl Connection {
             let mut incoming = self.incoming();
             incoming.taken = true;
             self.show_readable(&mut incoming);
-            if incoming.shown == Some(false) {
-                self.watch.mute(false);
-            }
         }
     }
 
@@ -431,6 +430,9 @@ impl Connection {
     // ── Ending ───────────────────────────────────────────────────────────────────────────────────
 
     pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        if matches!(self.state(), State::Closed | State::Reset) {
+            return Err(io::Error::new(ErrorKind::NotConnected, "the stream is closed in both directions already"));
+        }
         if how != Shutdown::Read {
             self.send_fin()?;
         }
@@ -452,11 +454,9 @@ impl Connection {
         self.show_writable(&mut outgoing);
         drop(outgoing);
         match sent {
-            Ok(()) => Ok(()),
             Err(PostError::ForkedChild) => Err(error::forked()),
-            // There is nobody to tell, as with a socket that is no longer connected.
-            Err(_) if self.state() == State::Reset => Err(ErrorKind::NotConnected.into()),
-            Err(_) => Ok(()),
+            // If the other side is gone there is nobody to tell.
+            Ok(()) | Err(_) => Ok(()),
         }
     }
 
@@ -538,7 +538,7 @@ impl Incoming {
     #[inline(always)]
     fn take(&mut self, into: &mut [u8]) -> Found {
         if !self.peeked.is_empty() {
-            return Found::Bytes(self.take_peeked(into));
+            return self.take_peeked(into);
         }
         if let Some(end) = self.end {
             return Found::End(end);
@@ -561,11 +561,18 @@ impl Incoming {
         Found::End(end)
     }
 
+    /// What was looked at, and what has come since.
     #[cold]
-    fn take_peeked(&mut self, into: &mut [u8]) -> usize {
+    fn take_peeked(&mut self, into: &mut [u8]) -> Found {
         let count = self.copy_peeked(into);
         self.peeked.drain(..count);
-        count
+        if count < into.len() && self.end.is_none() {
+            let taken = self.receiver.read(&mut into[count..]);
+            if let Found::Bytes(more) = self.note(taken) {
+                return Found::Bytes(count + more);
+            }
+        }
+        Found::Bytes(count)
     }
 
     fn copy_peeked(&self, into: &mut [u8]) -> usize {
@@ -579,12 +586,12 @@ impl Incoming {
 
     /// Copies what there is, and keeps it.
     fn peek(&mut self, into: &mut [u8]) -> Found {
-        if self.peeked.len() < into.len() && self.end.is_none() {
+        while self.peeked.len() < into.len() && self.end.is_none() {
             let taken = self.receiver.read(into);
             match self.note(taken) {
                 Found::Bytes(count) => self.peeked.extend(&into[..count]),
                 Found::Forked => return Found::Forked,
-                Found::End(_) | Found::Nothing => {}
+                Found::End(_) | Found::Nothing => break,
             }
         }
         match (self.copy_peeked(into), self.end) {
