@@ -39,7 +39,8 @@ impl Sides {
         let heads = [slots[0], slots[0] + META_AT, slots[1], slots[1] + META_AT];
         let sizes = slots.map(|slot| slot + LENGTH_AT);
         let contents = slots.map(|slot| slot + HEAD_BYTES);
-        sides.writer.touch(&heads, &sizes, &[contents[0], contents[1], PAYLOAD_AT]);
+        let appended = contents[0] + 4;
+        sides.writer.touch(&heads, &sizes, &[contents[0], appended, contents[1], PAYLOAD_AT]);
         let log = (0..4).map(|entry| block.release(entry));
         sides.reader.touch(&[], &log.chain([block.held(0), block.held(1)]).collect::<Vec<_>>(), &[]);
         block.prepare(&OwnMemory(sides.writer.clone()), START, true);
@@ -282,6 +283,53 @@ fn a_ring_that_is_full_and_then_empty_comes_to_its_end() {
                     writer_rope.ring(News::Slots);
                 }
                 sleep(&reader_bell, &own, block, wanted, CAREFUL, || reader.ready());
+            }
+        }
+        writing.join().unwrap();
+    });
+}
+
+/// A slot grows while its reader is at it, and has everything when the next one is there: every byte is read once, also
+/// by a reader that sleeps in between.
+#[test]
+fn a_slot_that_grows_is_read_to_its_end() {
+    check(3, || {
+        let sides = Sides::new();
+        let (mut writer, mut reader) = (sides.writer(), sides.reader());
+        let (reader_bell, reader_rope) = bell();
+        let writing = thread::spawn(move || {
+            let ring = |writer: &SlotWriter| {
+                if writer.bell_wanted() {
+                    reader_rope.ring(News::Slots);
+                }
+            };
+            let open = Flags::WHOLE.with(Flags::OPEN);
+            let head = SlotHead { kind: Kind::Inline, flags: open, control: 0, spans: 0, length: 4, immediate: 0 };
+            writer.publish(head, &[], &[], &1u32.to_le_bytes());
+            ring(&writer);
+            writer.append(4, &2u32.to_le_bytes());
+            ring(&writer);
+            writer.publish(SlotHead { flags: Flags::WHOLE, ..head }, &[], &[], &3u32.to_le_bytes());
+            ring(&writer);
+        });
+        let (own, wanted) = (OwnMemory(sides.reader.clone()), Attention { slots: true, credit: false });
+        let (mut next, mut taken) = (1, 0);
+        while next <= 3 {
+            let head = reader.head().expect("an honest writer");
+            if head.is_some() && reader.length_now() > taken {
+                let mut content = [0; 4];
+                reader.content(taken as usize, &mut content);
+                assert_eq!(u32::from_le_bytes(content), next);
+                (next, taken) = (next + 1, taken + 4);
+                reader.note_taken(taken);
+            } else if head.is_some() && reader.is_sealed() {
+                if reader.length_now() == taken {
+                    reader.consume(false, false);
+                    reader.note_taken(0);
+                    taken = 0;
+                }
+            } else {
+                sleep(&reader_bell, &own, sides.block, wanted, CAREFUL, || reader.ready());
             }
         }
         writing.join().unwrap();
