@@ -20,7 +20,7 @@ const RINGS_MAX: usize = 1024;
 pub(crate) struct BellHome {
     pub uid: u32,
     pub bell: Bell,
-    pub page: OwnedFd,
+    page: Mutex<Option<Arc<OwnedFd>>>,
     /// Given to peers together with the page.
     pub wire: OwnedFd,
     /// Our end of it: readable when somebody rang while we were armed.
@@ -32,7 +32,18 @@ impl BellHome {
     fn create(uid: u32, own: bool) -> Result<BellHome, RegionError> {
         let (bell, page) = Bell::create()?;
         let (ears, wire) = crate::ears::wire(own).map_err(|errno| RegionError::Create(errno.into()))?;
+        let page = Mutex::new(Some(Arc::new(page)));
         Ok(BellHome { uid, bell, page, wire, ears, taken: Mutex::default() })
+    }
+
+    /// The page's descriptor, for peers.
+    pub(crate) fn page(&self) -> Option<Arc<OwnedFd>> {
+        self.page.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Nobody else will be given the page.
+    pub(crate) fn close_page(&self) {
+        *self.page.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// A bell that nobody has.

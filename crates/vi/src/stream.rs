@@ -374,8 +374,8 @@ impl Signal {
             return;
         }
         let Some((_, wire)) = self.ends(member) else { return };
-        // Whoever is at it looks again.
-        let Ok(armed) = self.armed.try_lock() else { return };
+        // Whoever has it waits for nothing but the kernel.
+        let armed = self.armed();
         if armed.has(WireUse::SLOTS) && member.may_read() {
             ears::set_readable(wire);
         }

@@ -39,6 +39,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 struct BellLease {
     queue: Arc<QueueShared>,
     home: Arc<BellHome>,
+    page: Option<Arc<OwnedFd>>,
     index: Option<BellIndex>,
 }
 
@@ -47,7 +48,7 @@ impl BellLease {
         let home = queue.home(uid)?;
         let index =
             home.take_index().ok_or(ConnectError::NoRoom("a completion queue watches at most 4096 VIs of a user"))?;
-        Ok(BellLease { queue: queue.clone(), home, index: Some(index) })
+        Ok(BellLease { queue: queue.clone(), page: home.page(), home, index: Some(index) })
     }
 
     fn number(&self) -> u32 {
@@ -123,8 +124,8 @@ fn descriptors<'a>(side: &'a Side, lease: &'a BellLease, new_page: bool) -> Vec<
     if let Side::New { own, .. } = side {
         list.push(own.as_fd());
     }
-    if new_page {
-        list.push(lease.home.page.as_fd());
+    if new_page && let Some(page) = &lease.page {
+        list.push(page.as_fd());
         list.push(lease.home.wire.as_fd());
     }
     list
@@ -236,6 +237,9 @@ impl Joining<'_> {
         };
         let rope = page.rope(their_bell);
         let new_page = self.new_page;
+        if self.lease.queue.own {
+            self.lease.home.close_page();
+        }
         let bell = self.lease.index.take().ok_or(Refusal::NoRoom)?;
         self.block.peer = None;
         let parts = Parts {
