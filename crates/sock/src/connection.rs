@@ -363,11 +363,7 @@ impl Connection {
     /// Why nothing can be written: a reset that was not told yet, or nobody reads.
     #[cold]
     fn write_error(&self) -> io::Error {
-        let reset = match self.incoming().look_to_the_end() {
-            Some(End::Reset(failure)) => self.reset_error(failure),
-            _ => None,
-        };
-        reset.unwrap_or_else(error::broken_pipe)
+        self.take_error().unwrap_or_else(error::broken_pipe)
     }
 
     // ── Waiting ──────────────────────────────────────────────────────────────────────────────────
@@ -462,8 +458,7 @@ impl Connection {
 
     /// How it stands, after a look.
     pub(crate) fn state(&self) -> State {
-        let end = self.incoming().look_to_the_end();
-        match (end, self.outgoing().fin_sent) {
+        match (self.look_to_the_end(), self.outgoing().fin_sent) {
             (Some(End::Reset(_)), _) => State::Reset,
             (Some(End::Fin), true) => State::Closed,
             (Some(End::Fin), false) => State::CloseWait,
@@ -474,10 +469,23 @@ impl Connection {
 
     /// A reset that nobody was told of yet.
     pub(crate) fn take_error(&self) -> Option<io::Error> {
-        match self.incoming().look_to_the_end() {
+        match self.look_to_the_end() {
             Some(End::Reset(failure)) => self.reset_error(failure),
             _ => None,
         }
+    }
+
+    /// How what comes ends, if that is known.
+    fn look_to_the_end(&self) -> Option<End> {
+        let mut incoming = self.incoming();
+        let (end, found) = incoming.look_to_the_end();
+        if found {
+            self.show_readable(&mut incoming);
+            drop(incoming);
+            // Whoever waits for it would not be told: it was taken.
+            self.wake();
+        }
+        end
     }
 
     // ── Choices ──────────────────────────────────────────────────────────────────────────────────
@@ -601,9 +609,9 @@ impl Incoming {
         }
     }
 
-    /// Looks at everything that has come, and keeps it: how it ends, if it does.
-    fn look_to_the_end(&mut self) -> Option<End> {
-        let mut bytes = [0; 4096];
+    /// Looks at everything that has come, and keeps it: how it ends, if it does, and whether something was found.
+    fn look_to_the_end(&mut self) -> (Option<End>, bool) {
+        let (mut bytes, mut found) = ([0; 4096], false);
         while self.end.is_none() {
             let taken = self.receiver.read(&mut bytes);
             match self.note(taken) {
@@ -611,8 +619,9 @@ impl Incoming {
                 Found::Nothing | Found::Forked => break,
                 Found::End(_) => {}
             }
+            found = true;
         }
-        self.end
+        (self.end, found)
     }
 
     fn has_more(&mut self) -> bool {
