@@ -250,7 +250,7 @@ impl Connection {
         let shut = self.shut_reading.load(SeqCst);
         for _ in 0..2 {
             let readable = shut || incoming.has_more();
-            if incoming.shown == Some(readable) && !(incoming.taken && !readable) {
+            if incoming.shown == Some(readable) && (readable || !incoming.taken) {
                 return;
             }
             incoming.shown = Some(readable);
@@ -612,7 +612,7 @@ impl Incoming {
     /// Looks at everything that has come, and keeps it: how it ends, if it does, and whether something was found.
     fn look_to_the_end(&mut self) -> (Option<End>, bool) {
         let (mut bytes, mut found) = ([0; 4096], false);
-        while self.end.is_none() {
+        while self.end.is_none() && self.peeked.len() < PEEKED_BYTES_MAX {
             let taken = self.receiver.read(&mut bytes);
             match self.note(taken) {
                 Found::Bytes(count) => self.peeked.extend(&bytes[..count]),
@@ -681,4 +681,6 @@ fn set_duration(nanoseconds: &AtomicU64, timeout: Option<Duration>) -> io::Resul
     Ok(())
 }
 
+/// Whoever looks for the end takes no more than this off the other side's hands.
+const PEEKED_BYTES_MAX: usize = 1 << 20;
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
