@@ -184,12 +184,17 @@ impl Connection {
     #[inline(always)]
     fn when_readable(&self, mut take: impl FnMut(&mut Incoming) -> Found) -> io::Result<usize> {
         let mut incoming = self.incoming();
+        let found = take(&mut incoming);
+        if found != Found::Nothing {
+            return self.finish_reading(&mut incoming, found);
+        }
         let nonblocking = self.nonblocking.load(Relaxed);
-        let looks = if nonblocking || self.handling.has_thread() || !self.watch.worth_a_glance() { 1 } else { GLANCES };
-        for _ in 0..looks {
-            let found = take(&mut incoming);
-            if found != Found::Nothing {
-                return self.finish_reading(&mut incoming, found);
+        if !nonblocking && !self.handling.has_thread() && self.watch.worth_a_glance() {
+            for _ in 0..GLANCES {
+                let found = take(&mut incoming);
+                if found != Found::Nothing {
+                    return self.finish_reading(&mut incoming, found);
+                }
             }
         }
         if self.shut_reading.load(SeqCst) {
