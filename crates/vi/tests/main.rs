@@ -18,5 +18,6 @@ mod remote_memory;
 mod sends;
 mod sleep_wake;
 mod strangers;
+mod streams;
 mod threads;
 mod tokens;
