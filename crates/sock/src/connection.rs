@@ -411,8 +411,14 @@ impl Connection {
 
     /// The thread that handles messages has one.
     pub(crate) fn notice_arrival(&self) {
+        // What was gathered goes when what was sent before has arrived.
+        if let Some(sender) = &mut self.outgoing().sender {
+            let _ = sender.ended();
+        }
         // It is not told again before somebody has looked.
-        self.watch.mute(true);
+        if self.watch.mute(true) {
+            return;
+        }
         *lock(&self.arrival) = true;
         self.arrived.notify_all();
         if self.watch.is_descriptor_used() {
@@ -650,6 +656,7 @@ enum Found {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.watch.mute(true);
         self.handling.leave(self.watch.id());
         let linger = self.linger();
         let reset = linger == Some(Duration::ZERO) || self.incoming().has_unread();

@@ -83,14 +83,14 @@ impl Member {
     /// True if polling the VI would bring something.
     #[inline]
     pub(crate) fn ready(&self) -> bool {
-        let ready = match self {
-            Member::Host(member) => member.ready(),
+        match self {
+            Member::Host(member) => member.ready() && !member.muted.load(SeqCst),
+            Member::Wire(member) if member.muted.load(SeqCst) => member.line.has_done(Side::Sent),
             Member::Wire(member) => member.ready(),
-        };
-        ready && !self.muted().load(SeqCst)
+        }
     }
 
-    /// Its queue is not to tell of it.
+    /// Its queue is not to tell of what came.
     pub(crate) fn muted(&self) -> &AtomicBool {
         match self {
             Member::Host(member) => &member.muted,

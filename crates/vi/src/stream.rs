@@ -250,9 +250,10 @@ impl StreamWatch {
         self.member.id()
     }
 
-    /// Keeps a completion queue from telling of this VI, or no longer. Whoever lifts that has to look then.
-    pub fn mute(&self, muted: bool) {
-        self.member.muted().store(muted, SeqCst);
+    /// Keeps a completion queue from telling of what came, or no longer. Whoever lifts that has to look then. True if
+    /// it was kept from that.
+    pub fn mute(&self, muted: bool) -> bool {
+        self.member.muted().swap(muted, SeqCst)
     }
 
     /// Whether a look or two may bring something: not while a peer on this host cannot run.

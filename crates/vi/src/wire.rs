@@ -101,7 +101,7 @@ pub(crate) struct WireMember {
     /// Messages posted whose completion was not taken. Only the sending half writes it.
     outstanding: AtomicUsize,
     pub active: AtomicBool,
-    /// Its queue is not to tell of it.
+    /// Its queue is not to tell of what came.
     pub muted: AtomicBool,
     /// Halves that have noticed the end, of those that exist.
     ended: AtomicU32,

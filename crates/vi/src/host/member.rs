@@ -58,7 +58,7 @@ pub(crate) struct HostMember {
     pub sleepers: Mutex<u32>,
     /// In its queue's list of those to look at.
     pub active: AtomicBool,
-    /// Its queue is not to tell of it.
+    /// Its queue is not to tell of what came.
     pub muted: AtomicBool,
     /// Halves of the VI that have noticed its end.
     pub ended: AtomicU32,

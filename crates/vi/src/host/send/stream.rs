@@ -107,7 +107,7 @@ impl HostStreamSender {
                 self.append(open, part);
                 Ok(part.len())
             }
-            _ if full => Err(self.tx.want(PostError::NoRoom { bytes: bytes.len() })),
+            _ if full => Err(PostError::NoRoom { bytes: bytes.len() }),
             _ => self.publish(bytes, last),
         }
     }
@@ -117,7 +117,7 @@ impl HostStreamSender {
         self.tx.check_open()?;
         self.slots_in_use()?;
         if self.tx.writer.credit() == 0 {
-            return Err(self.tx.want(PostError::NoRoom { bytes: 0 }));
+            return Err(PostError::NoRoom { bytes: 0 });
         }
         self.open = None;
         let head = SlotHead { immediate: mark, ..self.head(Kind::Inline, Flags::WHOLE, 0) };
@@ -130,9 +130,6 @@ impl HostStreamSender {
     pub(crate) fn has_room(&mut self) -> bool {
         let Ok(slots) = self.slots_in_use() else { return true };
         let room = slots < self.window || self.open.is_some_and(|open| open.length < open.capacity);
-        if !room {
-            let _ = self.tx.want(PostError::NoRoom { bytes: 1 });
-        }
         room || self.ended().is_some()
     }
 
