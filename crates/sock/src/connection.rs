@@ -354,6 +354,9 @@ impl Connection {
         for _ in 0..2 {
             // Whoever may not write learns that at once.
             let writable = outgoing.fin_sent || outgoing.sender.as_mut().is_none_or(StreamSender::has_room);
+            if let Some(sender) = outgoing.sender.as_mut().filter(|_| !writable && self.handling.has_thread()) {
+                sender.await_room();
+            }
             if outgoing.shown == Some(writable) {
                 return;
             }
@@ -412,9 +415,12 @@ impl Connection {
     /// The thread that handles messages has one.
     pub(crate) fn notice_arrival(&self) {
         // What was gathered goes when what was sent before has arrived.
-        if let Some(sender) = &mut self.outgoing().sender {
+        let mut outgoing = self.outgoing();
+        if let Some(sender) = &mut outgoing.sender {
             let _ = sender.ended();
         }
+        self.show_writable(&mut outgoing);
+        drop(outgoing);
         // It is not told again before somebody has looked.
         if self.watch.mute(true) {
             return;

@@ -96,6 +96,13 @@ impl StreamSender {
         }
     }
 
+    /// Has a completion queue tell of the VI when there may be room. To other hosts it always does.
+    pub fn await_room(&mut self) {
+        if let SenderPath::Host(tx) = &mut self.0 {
+            tx.await_room();
+        }
+    }
+
     /// True if everything that was written is with the other side, or on one host where it can be read.
     pub fn is_delivered(&mut self) -> bool {
         match &mut self.0 {

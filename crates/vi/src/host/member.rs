@@ -74,8 +74,14 @@ impl HostMember {
             || self.sent.load(Relaxed)
             || self.received.load(Relaxed)
             || self.returned.load(Relaxed)
-            || (self.awaiting.load(Relaxed) && (self.credit.moved() || self.releases.moved()))
+            || self.has_credit_news()
             || self.end_unnoticed()
+    }
+
+    /// True if the send side waits for progress of the peer, and there is some.
+    #[inline]
+    pub(crate) fn has_credit_news(&self) -> bool {
+        self.awaiting.load(Relaxed) && (self.credit.moved() || self.releases.moved())
     }
 
     #[inline]

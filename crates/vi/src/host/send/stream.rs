@@ -133,6 +133,11 @@ impl HostStreamSender {
         room || self.ended().is_some()
     }
 
+    /// Has the completion queue tell when the reader has given something back.
+    pub(crate) fn await_room(&mut self) {
+        let _ = self.tx.want(PostError::NoRoom { bytes: 1 });
+    }
+
     /// Slots that the reader has not given back, as far as is known after a look.
     #[inline(always)]
     fn slots_in_use(&mut self) -> Result<u64, PostError> {
