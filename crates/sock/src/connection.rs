@@ -357,14 +357,13 @@ impl Connection {
             if let Some(sender) = outgoing.sender.as_mut().filter(|_| !writable && self.handling.has_thread()) {
                 sender.await_room();
             }
-            if outgoing.shown == Some(writable) {
-                return;
+            if outgoing.shown.replace(writable) != Some(writable) {
+                self.watch.show_writable(writable);
             }
-            outgoing.shown = Some(writable);
-            self.watch.show_writable(writable);
             if writable {
                 return;
             }
+            // Some may have come while that was shown.
         }
     }
 
