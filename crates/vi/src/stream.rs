@@ -16,7 +16,7 @@ use highwire_mem::{Bell, WireUse};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -174,6 +174,42 @@ impl StreamReceiver {
     }
 }
 
+/// What the two ends of a process know of each other: whether the two sides talk in turn.
+#[derive(Debug, Default)]
+pub(crate) struct Talk {
+    /// Something was read since something was written.
+    heard: AtomicBool,
+    /// Something was written since something was read.
+    said: AtomicBool,
+}
+
+impl Talk {
+    /// Something is written: true if something was read since the last time.
+    #[inline(always)]
+    pub(crate) fn note_said(&self) -> bool {
+        note(&self.said, &self.heard)
+    }
+
+    /// Something was read: true if something was written since the last time.
+    #[inline(always)]
+    pub(crate) fn note_heard(&self) -> bool {
+        note(&self.heard, &self.said)
+    }
+}
+
+/// Written only where it changes: the two ends may be in the hands of two threads.
+#[inline(always)]
+fn note(this: &AtomicBool, other: &AtomicBool) -> bool {
+    if !this.load(Relaxed) {
+        this.store(true, Relaxed);
+    }
+    let turned = other.load(Relaxed);
+    if turned {
+        other.store(false, Relaxed);
+    }
+    turned
+}
+
 /// Waits for either end of a stream, for any number of threads and for a descriptor.
 #[derive(Debug)]
 pub struct StreamWatch {
@@ -200,9 +236,9 @@ impl Vi {
         let (tx, rx) = self.split();
         let (sender, receiver) = match (tx.0, rx.0) {
             (Sender::Host(tx), Receiver::Host(rx)) => {
-                let heard = Arc::<AtomicU64>::default();
-                let sender = SenderPath::Host(HostStreamSender::new(tx, rules, heard.clone()));
-                (sender, ReceiverPath::Host(HostStreamReceiver::new(rx, rules, heard)))
+                let talk = Arc::<Talk>::default();
+                let sender = SenderPath::Host(HostStreamSender::new(tx, rules, talk.clone()));
+                (sender, ReceiverPath::Host(HostStreamReceiver::new(rx, rules, talk)))
             }
             (Sender::Wire(tx), Receiver::Wire(rx)) => {
                 let sender = SenderPath::Wire(WireStreamSender::new(*tx, rules));

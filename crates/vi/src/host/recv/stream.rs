@@ -5,10 +5,11 @@
 
 use super::HostReceiver;
 use crate::error::Failure;
-use crate::stream::{StreamRules, Taken};
-use highwire_mem::{CONTENT_BYTES, Flags, Kind, Lie, News};
+use crate::stream::{StreamRules, Taken, Talk};
+use highwire_mem::{CONTENT_BYTES, Flags, Kind, Lie, News, Ticks, pause, ticks, ticks_per_second};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 #[derive(Debug)]
 pub(crate) struct HostStreamReceiver {
@@ -16,8 +17,10 @@ pub(crate) struct HostStreamReceiver {
     current: Option<Current>,
     /// Bytes taken of the current slot.
     taken: u32,
-    /// Counts reads that found something, for the sending half.
-    heard: Arc<AtomicU64>,
+    talk: Arc<Talk>,
+    /// How long to wait before the next look, in ticks, and the least that is worth it.
+    patience: Ticks,
+    patience_least: Ticks,
 }
 
 /// The slot at the tail, checked.
@@ -25,7 +28,7 @@ pub(crate) struct HostStreamReceiver {
 struct Current {
     /// Where its bytes are in the peer's region, if not in the slot.
     area: Option<usize>,
-    /// Bytes of it when it was first seen.
+    /// Bytes of it when it was last looked at.
     length: u32,
     capacity: u32,
     open: bool,
@@ -33,10 +36,11 @@ struct Current {
 }
 
 impl HostStreamReceiver {
-    pub(crate) fn new(mut rx: HostReceiver, rules: &StreamRules, heard: Arc<AtomicU64>) -> HostStreamReceiver {
+    pub(crate) fn new(mut rx: HostReceiver, rules: &StreamRules, talk: Arc<Talk>) -> HostStreamReceiver {
         rx.reader.set_threshold(rules.acknowledge);
         rx.member.receivable.store(true, Relaxed);
-        HostStreamReceiver { rx, current: None, taken: 0, heard }
+        let patience_least = (PATIENCE_LEAST.as_secs_f64() * ticks_per_second()) as Ticks;
+        HostStreamReceiver { rx, current: None, taken: 0, talk, patience: 0, patience_least }
     }
 
     /// Takes as much as there is, up to `into`.
@@ -60,17 +64,21 @@ impl HostStreamReceiver {
 
     #[inline(always)]
     fn take(&mut self, into: &mut [u8]) -> Result<Option<Taken>, Lie> {
-        let mut got = 0;
         if !self.rx.member.process.is_this() || self.rx.ended.is_some() {
             return Ok(None);
         }
+        let (mut got, mut looked) = (0, false);
         loop {
-            let current = match self.current {
+            let mut current = match self.current {
                 Some(current) => current,
-                None => match self.begin()? {
-                    Some(current) => current,
-                    None => break,
-                },
+                None => {
+                    self.be_patient(got);
+                    looked = true;
+                    match self.begin()? {
+                        Some(current) => current,
+                        None => break,
+                    }
+                }
             };
             if current.mark != 0 {
                 if got == 0 {
@@ -79,30 +87,80 @@ impl HostStreamReceiver {
                 }
                 break;
             }
-            let length = self.length(current)?;
-            if length > self.taken {
-                let count = ((length - self.taken) as usize).min(into.len() - got);
+            if current.length == self.taken && !looked {
+                self.be_patient(got);
+                looked = true;
+                current = self.look_again(current)?;
+            }
+            let count = ((current.length - self.taken) as usize).min(into.len() - got);
+            if count > 0 {
                 self.copy(current, &mut into[got..got + count]);
                 self.taken += count as u32;
                 got += count;
                 self.rx.reader.note_taken(self.taken);
-                if got == into.len() && (current.open || self.taken < length) {
+            }
+            if self.taken == current.length && current.length == current.capacity {
+                self.consume();
+                looked = false;
+            }
+            if got == into.len() {
+                break;
+            }
+            if self.current.is_some() && looked {
+                // All that there was, unless the next slot is there and this one grew before.
+                if !self.rx.reader.is_sealed() {
                     break;
                 }
-            }
-            if self.taken == length && !self.leave(current, length) || got == into.len() {
-                break;
+                if self.look_again(current)?.length == self.taken {
+                    self.consume();
+                    looked = false;
+                }
             }
         }
         if got == 0 {
             return Ok(None);
         }
+        self.note_taken(got);
+        Ok(Some(Taken::Bytes(got)))
+    }
+
+    #[inline(always)]
+    fn note_taken(&mut self, got: usize) {
         self.rx.stats.bytes += got as u64;
-        self.heard.store(self.heard.load(Relaxed).wrapping_add(1), Relaxed);
+        let answers = self.talk.note_heard();
+        self.patience = match got {
+            _ if answers => 0,
+            0..ENOUGH_BYTES => (self.patience * 2).clamp(self.patience_least, self.patience_least * PATIENCE_MOST),
+            _ => self.patience / 2,
+        };
         if self.rx.reader.publish_due() {
             self.rx.publish_progress();
         }
-        Ok(Some(Taken::Bytes(got)))
+    }
+
+    /// Leaves the writer alone for a moment. Whoever only reads, and finds little each time, would take the line from it
+    /// at every write, and each would take as long as the line's way there and back.
+    #[inline(always)]
+    fn be_patient(&self, got: usize) {
+        if self.patience > 0 && got == 0 {
+            let began = ticks();
+            while ticks().wrapping_sub(began) < self.patience {
+                pause();
+            }
+        }
+    }
+
+    /// How much the current slot, which may be open, has by now.
+    #[inline(always)]
+    fn look_again(&mut self, current: Current) -> Result<Current, Lie> {
+        let length = if current.open { self.rx.reader.length_now() } else { current.length };
+        if length < current.length || length > current.capacity {
+            let index = self.rx.reader.tail();
+            return Err(Lie::SlotOverfull { index, control: 0, spans: 0, length });
+        }
+        let current = Current { length, ..current };
+        self.current = Some(current);
+        Ok(current)
     }
 
     /// The slot at the tail, if there is one.
@@ -143,22 +201,15 @@ impl HostStreamReceiver {
                 if region != 0 || !inside {
                     return Err(Lie::SpanOutside { region, offset, length: capacity, bytes });
                 }
+                if head.length > capacity {
+                    return Err(Lie::MessageOverrun { total: u64::from(capacity), reached: u64::from(head.length) });
+                }
+                let capacity = if open { capacity } else { head.length };
                 self.rx.stats.buffered += 1;
                 Ok(Current { area: Some(offset as usize), length: head.length, capacity, open, mark })
             }
             _ => Err(Lie::OutOfPlace { index, what: "no part of a stream is like this" }),
         }
-    }
-
-    /// How many bytes the current slot has by now.
-    #[inline(always)]
-    fn length(&self, current: Current) -> Result<u32, Lie> {
-        let length = if current.open { self.rx.reader.length_now() } else { current.length };
-        if length < self.taken || length > current.capacity {
-            let index = self.rx.reader.tail();
-            return Err(Lie::SlotOverfull { index, control: 0, spans: 0, length });
-        }
-        Ok(length)
     }
 
     #[inline(always)]
@@ -167,22 +218,6 @@ impl HostStreamReceiver {
             None => self.rx.reader.content(self.taken as usize, into),
             Some(offset) => self.rx.member.peer.theirs().copy_out(offset + self.taken as usize, into),
         }
-    }
-
-    /// All `length` bytes of the current slot were taken: goes on to the next, or stays if it may still grow.
-    #[inline(always)]
-    fn leave(&mut self, current: Current, length: u32) -> bool {
-        if current.open && length < current.capacity {
-            if !self.rx.reader.is_sealed() {
-                return false;
-            }
-            if self.rx.reader.length_now() != length {
-                // It grew before the next was published.
-                return true;
-            }
-        }
-        self.consume();
-        true
     }
 
     #[inline(always)]
@@ -201,6 +236,7 @@ impl HostStreamReceiver {
         if !self.rx.member.process.is_this() {
             return Taken::Ended(Failure::ForkedChild);
         }
+        self.patience = 0;
         if !self.rx.rest() {
             return self.rx.ended.map_or(Taken::Nothing, Taken::Ended);
         }
@@ -219,3 +255,9 @@ impl HostStreamReceiver {
         Taken::Ended(Failure::PeerLied(lie))
     }
 }
+
+/// A read that finds so much was worth it.
+const ENOUGH_BYTES: usize = 1024;
+/// The least time that the writer is left alone for, and the most, as a multiple.
+const PATIENCE_LEAST: Duration = Duration::from_nanos(32);
+const PATIENCE_MOST: Ticks = 8;

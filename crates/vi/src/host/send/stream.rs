@@ -17,10 +17,9 @@
 use super::HostSender;
 use crate::error::{Failure, PostError};
 use crate::halves::SendStats;
-use crate::stream::{Combining, StreamRules};
+use crate::stream::{Combining, StreamRules, Talk};
 use highwire_mem::{CONTENT_BYTES, Flags, Kind, SlotHead};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Debug)]
 pub(crate) struct HostStreamSender {
@@ -29,9 +28,7 @@ pub(crate) struct HostStreamSender {
     chunk_bytes: usize,
     combining: Combining,
     open: Option<Open>,
-    /// What the receiving half has heard, and what it had when something was written last.
-    heard: Arc<AtomicU64>,
-    heard_before: u64,
+    talk: Arc<Talk>,
     /// Bytes written since something was heard.
     unanswered: usize,
 }
@@ -46,7 +43,7 @@ struct Open {
 }
 
 impl HostStreamSender {
-    pub(crate) fn new(tx: HostSender, rules: &StreamRules, heard: Arc<AtomicU64>) -> HostStreamSender {
+    pub(crate) fn new(tx: HostSender, rules: &StreamRules, talk: Arc<Talk>) -> HostStreamSender {
         // Marks need a slot, whatever the window.
         let window = u64::from(rules.window).clamp(1, tx.writer.depth() - MARKS);
         HostStreamSender {
@@ -55,8 +52,7 @@ impl HostStreamSender {
             chunk_bytes: rules.chunk_bytes.max(1),
             combining: rules.combining,
             open: None,
-            heard,
-            heard_before: 0,
+            talk,
             unanswered: 0,
         }
     }
@@ -79,9 +75,8 @@ impl HostStreamSender {
     #[inline(always)]
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize, PostError> {
         self.tx.check_open()?;
-        let heard = self.heard.load(Relaxed);
-        if heard != self.heard_before {
-            (self.heard_before, self.unanswered) = (heard, 0);
+        if self.talk.note_said() {
+            self.unanswered = 0;
         } else if self.combining == Combining::WhileBusy
             && let Some(open) = self.open
             && open.capacity - open.length >= bytes.len()
