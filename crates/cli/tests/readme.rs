@@ -13,7 +13,8 @@ fn every_command_of_the_readme_works() {
     let commands = commands(&document("README.md"));
     assert!(commands.iter().any(|command| command == "cargo run --release -- demo"), "{commands:#?}");
     assert!(commands.iter().any(|command| command == "./test"), "{commands:#?}");
-    let alone = |command: &&String| !command.contains("--example hello") && !command.contains("cluster.key");
+    let with_another = ["--example hello", "--example stream", "cluster.key", "shm:inbox"];
+    let alone = |command: &&String| !with_another.iter().any(|word| command.contains(word));
     let folder = tempfile::tempdir().unwrap();
     let recorded = folder.path().join("run.pcap");
     for command in commands.iter().filter(alone) {
@@ -46,26 +47,46 @@ fn every_command_of_the_readme_works() {
 
 #[test]
 fn two_terminals_exchange_a_message() {
+    let (one, _) = two_terminals("--example hello -- listen", "--example hello -- connect", "hello.sock");
+    assert_eq!(one, "receive 1: \"hello, wire\"\n");
+}
+
+#[test]
+fn two_terminals_share_a_stream() {
+    let (_, another) = two_terminals("--example stream -- listen", "--example stream -- connect", "stream.sock");
+    assert_eq!(another, "HELLO, STREAM\n");
+}
+
+#[test]
+fn two_terminals_bring_a_file() {
+    two_terminals(" receive shm:inbox", " send README.md shm:inbox", "inbox.sock");
+    assert_eq!(document("target/README.md"), document("README.md"));
+}
+
+/// Runs two commands of the README that have these words: `one` until its socket is there, and then `another`. What
+/// they print.
+fn two_terminals(one: &str, another: &str, socket: &str) -> (String, String) {
     let commands = commands(&document("README.md"));
-    let find =
-        |role: &str| commands.iter().find(|command| command.contains("--example hello") && command.ends_with(role));
-    let (listen, connect) = (find(" listen").unwrap(), find(" connect").unwrap());
+    let find = |words: &str| commands.iter().find(|command| command.contains(words)).unwrap();
     let names = tempfile::Builder::new().prefix("hw").tempdir().unwrap();
     let in_terminal = |command: &str| {
         let mut terminal = shell(command);
         terminal.env("HIGHWIRE_RUNTIME_DIR", names.path()).stdout(Stdio::piped());
         terminal
     };
-    let mut one = in_terminal(listen).spawn().unwrap();
+    let mut one = in_terminal(find(one)).spawn().unwrap();
     let deadline = Instant::now() + BUILD_PATIENCE;
-    while !names.path().join("hello.sock").exists() {
-        assert!(one.try_wait().unwrap().is_none(), "{listen} has ended");
+    while !names.path().join(socket).exists() {
+        assert!(one.try_wait().unwrap().is_none(), "it has ended before somebody came");
         assert!(Instant::now() < deadline, "nobody listens after {BUILD_PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    in_terminal(connect).assert().success();
-    let one = one.wait_with_output().unwrap().assert().success();
-    assert_eq!(String::from_utf8_lossy(&one.get_output().stdout), "receive 1: \"hello, wire\"\n");
+    let printed = |output: std::process::Output| {
+        let output = output.assert().success();
+        String::from_utf8_lossy(&output.get_output().stdout).into_owned()
+    };
+    let another = printed(in_terminal(find(another)).output().unwrap());
+    (printed(one.wait_with_output().unwrap()), another)
 }
 
 #[test]
@@ -92,12 +113,14 @@ fn two_terminals_ping_each_other_with_a_key() {
 }
 
 #[test]
-fn the_program_in_the_readme_is_the_one_that_runs() {
-    let program = document("crates/cli/examples/hello.rs");
-    // All but the comment at its top, which the text around it says in the README.
-    let program = program.split_once("\n\n").unwrap().1;
+fn the_programs_in_the_readme_are_those_that_run() {
     let blocks = blocks(&document("README.md"), "rust");
-    assert!(blocks.iter().any(|block| block == program), "crates/cli/examples/hello.rs is not in README.md as it is");
+    for name in ["crates/cli/examples/hello.rs", "crates/cli/examples/stream.rs"] {
+        let program = document(name);
+        // All but the comment at its top, which the text around it says in the README.
+        let program = program.split_once("\n\n").unwrap().1;
+        assert!(blocks.iter().any(|block| block == program), "{name} is not in README.md as it is");
+    }
 }
 
 #[test]
@@ -238,6 +261,9 @@ const DOCUMENTS: &[&str] = &[
     "docs/architecture.md",
     "docs/promises.md",
     "docs/protocol/shared-memory.md",
+    "docs/protocol/wire.md",
+    "docs/protocol/sockets.md",
+    "docs/protocol/file-transfer.md",
 ];
 /// For measurements that the README does not bound: enough to see that they work.
 const SECONDS: u32 = 8;
