@@ -4,7 +4,7 @@
 use arbitrary::Arbitrary;
 use highwire_fuzz::liar::{CONNECT, Caller, Letter, Props};
 use highwire_fuzz::{Mail, stage};
-use highwire_vi::{AcceptError, Config, ViListener, Nic};
+use highwire_vi::{AcceptError, Config, Nic, ViListener};
 use libfuzzer_sys::fuzz_target;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;

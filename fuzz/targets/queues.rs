@@ -6,8 +6,8 @@ use arbitrary::Arbitrary;
 use highwire_fuzz::liar::{ABORTED, CONNECT, Letter, Liar, Props, Slot, knock};
 use highwire_fuzz::{Mail, stage};
 use highwire_vi::{
-    CompletionQueue, Config, InPlace, ViListener, Message, Nic, Path, PayloadToken, Pool, RdmaRead, RdmaWrite, Receive,
-    RemoteKey, Vi, ViOptions, WaitError,
+    CompletionQueue, Config, InPlace, Message, Nic, Path, PayloadToken, Pool, RdmaRead, RdmaWrite, Receive, RemoteKey,
+    Vi, ViListener, ViOptions, WaitError,
 };
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeSet;
@@ -203,7 +203,7 @@ impl Scene {
             Step::State(state) if *state < 16 => liar.set_state_word(u32::from(*state)),
             Step::State(_) => liar.set_state(1),
             Step::Attention(word) => liar.set_attention_word(u32::from(*word)),
-            Step::Ring => liar.rope.ring(),
+            Step::Ring => liar.rope.ring(highwire_mem::News::Slots),
             Step::Page { at, value } => liar.page.store32(usize::from(*at) % 1024 * 4, *value),
             Step::Mail(mail) => {
                 let (bytes, given) = mail.make(&Letter::honest(CONNECT), Vec::new());
