@@ -257,7 +257,7 @@ impl HostStreamReceiver {
 }
 
 /// A read that finds so much was worth it.
-const ENOUGH_BYTES: usize = 1024;
+const ENOUGH_BYTES: usize = 16384;
 /// The least time that the writer is left alone for, and the most, as a multiple.
 const PATIENCE_LEAST: Duration = Duration::from_nanos(32);
-const PATIENCE_MOST: Ticks = 8;
+const PATIENCE_MOST: Ticks = 128;
