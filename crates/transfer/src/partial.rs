@@ -1,0 +1,149 @@
+//! A file that is not whole yet: `NAME.part`, until it is, and gets its name.
+
+use crate::checksum::Checksum;
+use crate::destination::directory_of;
+use crate::error::ReceiveError;
+use crate::format::{BLOCK_BYTES, Offer, PIECE_BYTES, piece_of};
+use crate::source::kind;
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// What there is of a file. Nobody else receives it as long as this lives.
+pub(crate) struct Partial {
+    path: PathBuf,
+    /// What it is called once it is whole.
+    whole: PathBuf,
+    file: File,
+    /// Bytes in it that may be the beginning of the file.
+    have: u64,
+}
+
+impl Partial {
+    /// What an earlier attempt left of `whole`, or an empty file.
+    pub(crate) fn open(whole: PathBuf, offer: &Offer) -> Result<Partial, ReceiveError> {
+        let mut name = whole.file_name().unwrap_or_default().to_owned();
+        name.push(".part");
+        let path = whole.with_file_name(name);
+        let file = open_locked(&path, offer.mode)?;
+        let found = file.metadata().map_err(|error| ReceiveError::write(&path, 0, error))?;
+        Ok(Partial { path, whole, file, have: found.len().min(offer.size) })
+    }
+
+    /// Bytes that an earlier attempt left.
+    pub(crate) fn have(&self) -> u64 {
+        self.have
+    }
+
+    /// Reads what is there, and says after each piece how far it is; where a block ends, also the checksum up to
+    /// there.
+    pub(crate) fn read_blocks(
+        &self,
+        mut each: impl FnMut(u64, Option<Checksum>) -> Result<(), ReceiveError>,
+    ) -> Result<(), ReceiveError> {
+        let mut buffer = vec![0; PIECE_BYTES];
+        let (mut at, mut checksum) = (0, Checksum::EMPTY);
+        while at < self.have {
+            let piece = piece_of(&mut buffer, self.have - at);
+            self.file.read_exact_at(piece, at).map_err(|error| self.failed(at, error))?;
+            checksum = checksum.then(piece);
+            at += piece.len() as u64;
+            let ends = at == self.have || at.is_multiple_of(BLOCK_BYTES);
+            each(at, ends.then_some(checksum))?;
+        }
+        Ok(())
+    }
+
+    /// Forgets everything behind the first `bytes`.
+    pub(crate) fn truncate(&self, bytes: u64) -> Result<(), ReceiveError> {
+        self.file.set_len(bytes).map_err(|error| self.failed(bytes, error))
+    }
+
+    /// Writes `piece` from byte `at` on.
+    pub(crate) fn write(&self, piece: &[u8], at: u64) -> Result<(), ReceiveError> {
+        self.file.write_all_at(piece, at).map_err(|error| self.failed(at, error))
+    }
+
+    /// Gives the file its permissions, its time and its name, all of it being there.
+    pub(crate) fn finish(self, offer: &Offer, replace: bool, sync: bool) -> Result<PathBuf, ReceiveError> {
+        let failed = |error| self.failed(offer.size, error);
+        // It was created with the sender's bits, less those that the user's umask forbids, but writable.
+        let writable = self.file.metadata().map_err(failed)?.permissions();
+        let settled = self.settle(offer, writable.mode() & offer.mode, sync).map_err(failed);
+        if let Err(error) = settled.and_then(|()| self.rename(replace)) {
+            // The next attempt has to open it again.
+            let _ = self.file.set_permissions(writable);
+            return Err(error);
+        }
+        if sync {
+            let directory = directory_of(&self.whole);
+            let synced = File::open(&directory).and_then(|directory| directory.sync_all());
+            synced.map_err(|error| ReceiveError::write(&directory, offer.size, error))?;
+        }
+        Ok(self.whole)
+    }
+
+    fn settle(&self, offer: &Offer, mode: u32, sync: bool) -> io::Result<()> {
+        self.file.set_permissions(Permissions::from_mode(mode))?;
+        if let Some(modified) = offer.modified() {
+            self.file.set_modified(modified)?;
+        }
+        if sync { self.file.sync_all() } else { Ok(()) }
+    }
+
+    fn rename(&self, replace: bool) -> Result<(), ReceiveError> {
+        let renamed = if replace { fs::rename(&self.path, &self.whole) } else { rename_new(&self.path, &self.whole) };
+        renamed.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => ReceiveError::Exists { path: self.whole.clone() },
+            _ => ReceiveError::write(&self.whole, self.have, error),
+        })
+    }
+
+    fn failed(&self, written: u64, error: io::Error) -> ReceiveError {
+        ReceiveError::write(&self.path, written, error)
+    }
+}
+
+/// Opens or creates the file at `path`, for this process alone.
+fn open_locked(path: &Path, mode: u32) -> Result<File, ReceiveError> {
+    let failed = |error| ReceiveError::write(path, 0, error);
+    // Neither through a link that somebody put there, nor waiting for the other end of a pipe.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).mode(mode | 0o600).custom_flags(flags);
+    let file = options.open(path).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::LOOP) => ReceiveError::NotReplaceable { path: path.into(), what: "a symbolic link" },
+        Some(Errno::ISDIR) => ReceiveError::NotReplaceable { path: path.into(), what: "a directory" },
+        _ => failed(error),
+    })?;
+    let opened = file.metadata().map_err(failed)?;
+    if !opened.is_file() {
+        return Err(ReceiveError::NotReplaceable { path: path.into(), what: kind(opened.file_type()) });
+    }
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(ReceiveError::Busy { path: path.into() }),
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    // Whoever had the lock until now may have made it the whole file, which is not ours to write to.
+    let named = fs::symlink_metadata(path).ok().map(|named| (named.dev(), named.ino()));
+    if named != Some((opened.dev(), opened.ino())) {
+        return Err(ReceiveError::Busy { path: path.into() });
+    }
+    Ok(file)
+}
+
+/// Renames, but replaces nothing.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // File systems of a network often cannot; a link replaces nothing either.
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            fs::hard_link(from, to)?;
+            fs::remove_file(from)
+        }
+        renamed => Ok(renamed?),
+    }
+}

@@ -1,0 +1,5 @@
+//! Transfers over a pair of sockets, in one process.
+
+mod exchange;
+mod hostile;
+mod place;
