@@ -7,6 +7,7 @@ mod key;
 mod pcap;
 mod ping;
 mod simulate;
+mod transfer;
 mod wire;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -46,6 +47,16 @@ enum Command {
     ///
     /// Ends with 1 and says why if nobody answers.
     Ping(ping::PingArgs),
+    /// Send a file to `highwire receive` on this host or another
+    ///
+    /// Ends with 0 only when the receiver has the whole file, verified, under its name. What an interrupted
+    /// attempt brought there is not sent again.
+    Send(transfer::SendArgs),
+    /// Receive one file from `highwire send`, then end
+    ///
+    /// The file has its name only when it is whole; until then it is NAME.part, from which the next attempt goes
+    /// on. Beyond this host it listens only with --key, or with --insecure.
+    Receive(transfer::ReceiveArgs),
     /// Make the key that the nodes of a cluster know each other by
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -101,6 +112,8 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench::run(bench),
         Command::Echo(args) => ping::echo(&args),
         Command::Ping(args) => ping::ping(&args),
+        Command::Send(args) => transfer::send(&args),
+        Command::Receive(args) => transfer::receive(&args),
         Command::Key(command) => key::run(command),
         Command::Simulate(args) => simulate::run(&args),
         Command::BenchPeer { parent } => {
