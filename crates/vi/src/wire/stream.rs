@@ -55,7 +55,20 @@ impl WireStreamSender {
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize, PostError> {
-        self.shared.with(|outbox| outbox.write(bytes))
+        let written = self.shared.with(|outbox| outbox.write(bytes));
+        match written {
+            Err(PostError::NoRoom { .. }) => {
+                // Where the caller carries, word of what has arrived may lie at the door.
+                self.attend();
+                self.shared.with(|outbox| outbox.write(bytes))
+            }
+            written => written,
+        }
+    }
+
+    fn attend(&self) {
+        let member = self.shared.lock().tx.member.clone();
+        member.attend();
     }
 
     pub(crate) fn mark(&mut self, mark: u32) -> Result<(), PostError> {
@@ -63,6 +76,7 @@ impl WireStreamSender {
     }
 
     pub(crate) fn has_room(&mut self) -> bool {
+        self.attend();
         self.shared.with(|outbox| {
             outbox.reap();
             outbox.room() > 0 || outbox.ended().is_some()
@@ -70,8 +84,9 @@ impl WireStreamSender {
     }
 
     pub(crate) fn is_delivered(&mut self) -> bool {
+        self.attend();
         self.shared.with(|outbox| {
-            outbox.attend();
+            outbox.reap();
             outbox.gathered.is_empty() && outbox.outstanding() == 0
         })
     }
@@ -139,11 +154,6 @@ impl Outbox {
             }
         }
         self.flush();
-    }
-
-    fn attend(&mut self) {
-        self.tx.member.attend();
-        self.reap();
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<usize, PostError> {
