@@ -18,7 +18,7 @@ use highwire_proto::{ConnectError, Keys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::Timespec;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
@@ -207,10 +207,22 @@ impl Port {
         accepted.is_some_and(|key| self.connected(key, line).is_some())
     }
 
+    /// Which of this host's addresses `peer` sees, where the port has all of them.
+    fn local_to(&self, peer: SocketAddr) -> SocketAddr {
+        let local = self.local();
+        if !local.ip().is_unspecified() {
+            return local;
+        }
+        // Nothing is sent: the kernel only says which way it would go.
+        let any = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::from(Ipv6Addr::UNSPECIFIED) };
+        let way = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(peer).and(socket.local_addr()));
+        way.map_or(local, |way| SocketAddr::new(way.ip(), local.port()))
+    }
+
     fn connected(self: &Arc<Port>, key: Key, line: &Arc<Line>) -> Option<()> {
         let (peer, message_bytes_max) = self.board().reach(key)?;
         let carrier = Arc::new(Carriage { port: self.clone(), key });
-        line.connected(Terms { peer, local: self.local(), message_bytes_max, carrier });
+        line.connected(Terms { peer, local: self.local_to(peer), message_bytes_max, carrier });
         Some(())
     }
 

@@ -9,7 +9,7 @@ use highwire_link::{
 };
 use highwire_mem::Process;
 use highwire_mem::work::{Line, Wire, WireError, WireListener};
-use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, PacketSize, SessionConfig, Speculation};
+use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, Kind, PacketSize, SessionConfig, Speculation};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
@@ -77,8 +77,9 @@ impl Default for WireConfig {
     }
 }
 
-/// Packets say how long they are.
-const LENGTH: LengthField = LengthField { at: Header::LENGTH_AT, uncounted: Header::BYTES };
+/// Packets say how long they are, but for the first of a session, which is padded.
+const LENGTH: LengthField =
+    LengthField { at: Header::LENGTH_AT, uncounted: Header::BYTES, padded: Some((Header::KIND_AT, Kind::Hello as u8)) };
 
 /// The way to other hosts by UDP. Ports are opened when they are needed.
 #[derive(Debug)]

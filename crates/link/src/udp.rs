@@ -57,11 +57,16 @@ pub struct LengthField {
     pub at: usize,
     /// Bytes of a packet that it does not count.
     pub uncounted: usize,
+    /// A byte of those packets that are longer than they say, and what it is: they are padded, and come alone.
+    pub padded: Option<(usize, u8)>,
 }
 
 impl LengthField {
     /// How long the first packet in `bytes` says that it is, if it is not all of them.
     fn read(self, bytes: &[u8]) -> Option<usize> {
+        if self.padded.is_some_and(|(at, value)| bytes.get(at) == Some(&value)) {
+            return None;
+        }
         let field = bytes.get(self.at..)?.first_chunk::<2>()?;
         let length = usize::from(u16::from_le_bytes(*field)) + self.uncounted;
         (length < bytes.len()).then_some(length)

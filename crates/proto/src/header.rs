@@ -183,6 +183,9 @@ impl Header {
     /// Bytes of a header on the wire, with its tag.
     pub const BYTES: usize = 64;
 
+    /// Where the kind stands, in one byte.
+    pub const KIND_AT: usize = 1;
+
     /// Where the receive list stands, in one byte.
     pub const LIST_AT: usize = 3;
 
@@ -272,7 +275,7 @@ impl Header {
         let fixed: &mut [u8; Header::BYTES] =
             packet.first_chunk_mut().expect("a packet has at least the bytes of its header");
         fixed[0] = WIRE_VERSION;
-        fixed[1] = self.kind as u8;
+        fixed[Header::KIND_AT] = self.kind as u8;
         fixed[2] = self.flags.0;
         fixed[Header::LIST_AT] = self.list;
         fixed[4..8].copy_from_slice(&self.session.to_le_bytes());

@@ -57,10 +57,12 @@ pub(crate) struct Connection {
     watch: StreamWatch,
     config: SockConfig,
     handling: Handling,
-    /// With a thread that handles messages: it has seen some.
-    arrival: Mutex<bool>,
+    /// With a thread that handles messages: how often it has seen some, or others were to look.
+    arrivals: Mutex<u64>,
     arrived: Condvar,
     shut_reading: AtomicBool,
+    /// A reset was seen: nobody reads any more.
+    reset: AtomicBool,
     /// The error of a reset was told.
     reset_told: AtomicBool,
     nonblocking: AtomicBool,
@@ -121,9 +123,10 @@ impl Connection {
             watch,
             config,
             handling: handling.clone(),
-            arrival: Mutex::new(false),
+            arrivals: Mutex::new(0),
             arrived: Condvar::new(),
             shut_reading: AtomicBool::new(false),
+            reset: AtomicBool::new(false),
             reset_told: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
             read_timeout: AtomicU64::new(0),
@@ -236,9 +239,26 @@ impl Connection {
         }
         match found {
             Found::Bytes(count) => Ok(count),
-            Found::End(End::Reset(failure)) => self.reset_error(failure).map_or(Ok(0), Err),
-            Found::End(End::Fin) | Found::Nothing => Ok(0),
+            Found::End(end) => self.finish_at_end(end),
+            Found::Nothing => Ok(0),
             Found::Forked => Err(error::forked()),
+        }
+    }
+
+    #[cold]
+    fn finish_at_end(&self, end: End) -> io::Result<usize> {
+        self.note_end(end);
+        // Other readers would not be told: it was taken.
+        self.wake();
+        match end {
+            End::Fin => Ok(0),
+            End::Reset(failure) => self.reset_error(failure).map_or(Ok(0), Err),
+        }
+    }
+
+    fn note_end(&self, end: End) {
+        if end != End::Fin {
+            self.reset.store(true, SeqCst);
         }
     }
 
@@ -315,7 +335,8 @@ impl Connection {
     /// `None` if there is no room.
     #[inline(always)]
     fn write_some(&self, outgoing: &mut Outgoing, bytes: &[u8]) -> Option<io::Result<usize>> {
-        let Some(sender) = outgoing.sender.as_mut().filter(|_| !outgoing.fin_sent) else {
+        let open = !outgoing.fin_sent && !self.reset.load(Relaxed);
+        let Some(sender) = outgoing.sender.as_mut().filter(|_| open) else {
             return Some(Err(self.write_error()));
         };
         if bytes.is_empty() {
@@ -353,7 +374,8 @@ impl Connection {
         }
         for _ in 0..2 {
             // Whoever may not write learns that at once.
-            let writable = outgoing.fin_sent || outgoing.sender.as_mut().is_none_or(StreamSender::has_room);
+            let over = outgoing.fin_sent || self.reset.load(SeqCst);
+            let writable = over || outgoing.sender.as_mut().is_none_or(StreamSender::has_room);
             if let Some(sender) = outgoing.sender.as_mut().filter(|_| !writable && self.handling.has_thread()) {
                 sender.await_room();
             }
@@ -396,7 +418,7 @@ impl Connection {
     ) -> io::Result<T> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
-            *lock(&self.arrival) = false;
+            let seen = *lock(&self.arrivals);
             // From here on the thread tells of what comes; what came before is seen now.
             self.watch.mute(false);
             if let Some(found) = look() {
@@ -406,8 +428,8 @@ impl Connection {
             if left.is_zero() {
                 return Err(ErrorKind::WouldBlock.into());
             }
-            let arrival = lock(&self.arrival);
-            let _ = self.arrived.wait_timeout_while(arrival, left, |arrived| !*arrived);
+            let arrivals = lock(&self.arrivals);
+            let _ = self.arrived.wait_timeout_while(arrivals, left, |arrivals| *arrivals == seen);
         }
     }
 
@@ -424,8 +446,7 @@ impl Connection {
         if self.watch.mute(true) {
             return;
         }
-        *lock(&self.arrival) = true;
-        self.arrived.notify_all();
+        self.count_arrival();
         if self.watch.is_descriptor_used() {
             let mut incoming = self.incoming();
             incoming.taken = true;
@@ -433,9 +454,13 @@ impl Connection {
         }
     }
 
-    fn wake(&self) {
-        *lock(&self.arrival) = true;
+    fn count_arrival(&self) {
+        *lock(&self.arrivals) += 1;
         self.arrived.notify_all();
+    }
+
+    fn wake(&self) {
+        self.count_arrival();
         self.watch.wake();
     }
 
@@ -495,6 +520,9 @@ impl Connection {
     fn look_to_the_end(&self) -> Option<End> {
         let mut incoming = self.incoming();
         let (end, found) = incoming.look_to_the_end();
+        if let Some(end) = end {
+            self.note_end(end);
+        }
         if found {
             self.show_readable(&mut incoming);
             drop(incoming);

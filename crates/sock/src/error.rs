@@ -1,12 +1,15 @@
 //! What goes wrong, in the words of `std::io`.
 
+use highwire_mem::CourierError;
 use highwire_vi::{AcceptError, ConnectError, Failure, ListenError, WireError};
 use std::io::{Error, ErrorKind};
 
 pub(crate) fn connecting(error: ConnectError) -> Error {
     let kind = match &error {
         ConnectError::Address(_) => ErrorKind::InvalidInput,
-        ConnectError::NobodyThere { .. } | ConnectError::Refused { .. } => ErrorKind::ConnectionRefused,
+        ConnectError::NobodyThere { .. }
+        | ConnectError::Refused { .. }
+        | ConnectError::Courier { source: CourierError::Closed, .. } => ErrorKind::ConnectionRefused,
         ConnectError::Denied { .. } | ConnectError::NotAllowed { .. } => ErrorKind::PermissionDenied,
         ConnectError::TimedOut { .. } => ErrorKind::TimedOut,
         ConnectError::Version { .. } | ConnectError::Protocol { .. } | ConnectError::BadMemory { .. } => {

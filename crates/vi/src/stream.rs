@@ -17,7 +17,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How a stream's bytes become messages.
@@ -266,11 +266,14 @@ impl StreamWatch {
             SenderPath::Wire(tx) => Some(tx.flusher()),
         };
         queue.set_hook(move || {
+            let ends = member.upgrade().zip(signal.upgrade());
+            // What has arrived is taken by the flush.
+            let may_write = ends.as_ref().is_some_and(|(member, _)| member.may_write());
             if let Some(flush) = &flush {
                 flush();
             }
-            if let (Some(member), Some(signal)) = (member.upgrade(), Weak::upgrade(&signal)) {
-                signal.ring(&member);
+            if let Some((member, signal)) = ends {
+                signal.ring(&member, may_write);
             }
         });
     }
@@ -413,7 +416,7 @@ impl Signal {
     }
 
     /// Somebody in this process has rung: an adapter has brought something, or a peer is gone.
-    fn ring(&self, member: &Member) {
+    fn ring(&self, member: &Member, may_write: bool) {
         if !self.used.load(SeqCst) {
             return;
         }
@@ -423,7 +426,7 @@ impl Signal {
         if armed.has(WireUse::SLOTS) && member.may_read() {
             ears::set_readable(wire);
         }
-        if armed.has(WireUse::CREDIT) && member.may_write() {
+        if armed.has(WireUse::CREDIT) && may_write {
             ears::set_writable(wire);
         }
     }

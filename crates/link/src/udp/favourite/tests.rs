@@ -379,7 +379,8 @@ fn sized(bytes: usize, mark: u8) -> Vec<u8> {
 
 /// Two links whose packets tell their length, and of which the left one receives plainly by now.
 fn calm_pair() -> (UdpLink, UdpLink) {
-    let options = UdpOptions { length: Some(LengthField { at: 0, uncounted: 2 }), ..UdpOptions::default() };
+    let options =
+        UdpOptions { length: Some(LengthField { at: 0, uncounted: 2, padded: None }), ..UdpOptions::default() };
     let (mut left, mut right) = (link("127.0.0.1:0", options), link("127.0.0.1:0", options));
     favour(&mut left, right.local_address());
     drain(&mut left);

@@ -183,7 +183,7 @@ fn a_lost_list_is_out_of_use_and_the_others_go_on() {
 
 #[test]
 fn a_list_lost_beside_a_favourite_gives_nobody_a_wrong_sender() {
-    let length = Some(LengthField { at: 0, uncounted: 0 });
+    let length = Some(LengthField { at: 0, uncounted: 0, padded: None });
     let mut left = link("127.0.0.1:0", UdpOptions { length, ..with_lists(4) });
     let (mut near, mut far) = (link("127.0.0.1:0", UdpOptions::default()), link("127.0.0.1:0", UdpOptions::default()));
     let to = left.local_address();
