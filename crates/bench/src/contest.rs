@@ -48,6 +48,7 @@ impl Start {
     /// caches. A stream goes once through a payload area; frames that were just filled are warm.
     fn warm(&self) -> usize {
         match self.exercise {
+            Exercise::File => 0,
             _ if self.contestant.lands() => landing::buffers(self.size).max(landing::buffers(0)),
             Exercise::Stream | Exercise::StreamAsleep if self.contestant != Contestant::Vi => {
                 (WARM_AREA_BYTES / self.size).clamp(1, self.count)
@@ -122,7 +123,7 @@ impl Contest {
     pub(crate) fn admit(&mut self, contestant: Contestant, size_max: usize) -> Result<(), BenchError> {
         let link = &mut self.pair.link;
         link.tell(&Command::Admit(contestant, size_max), &[])?;
-        match contestant.meet(link, size_max) {
+        match link.let_roam(contestant, Exercise::Stream, |link| contestant.meet(link, size_max)) {
             Ok(transport) => {
                 self.transports.insert(contestant, transport);
                 Ok(())
@@ -151,13 +152,15 @@ impl Contest {
                 transport.wait_asleep(!link.spinning || exercise == Exercise::StreamAsleep);
                 transport.prepare_for(Role::Driver, exercise, size, start.warm() + count)?;
                 link.meet()?;
-                transport.lead(exercise, size, start.warm())?;
-                let used = cpu_ns();
-                let clock = Instant::now();
-                transport.lead(exercise, size, count)?;
-                let nanoseconds = clock.elapsed().as_nanos() as f64;
-                let used = cpu_ns() - used;
+                let (nanoseconds, used) = link.let_roam(start.contestant, exercise, |_| {
+                    transport.lead(exercise, size, start.warm())?;
+                    let used = cpu_ns();
+                    let clock = Instant::now();
+                    transport.lead(exercise, size, count)?;
+                    Ok((clock.elapsed().as_nanos() as f64, cpu_ns() - used))
+                })?;
                 let (delivery, interfering) = (transport.take_delivery(), transport.interfering());
+                transport.check()?;
                 if start.contestant.needs_tending() {
                     link.meet_tending(|| transport.tend())?;
                 }
@@ -197,7 +200,8 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
     while let Some((command, _)) = link.hear_command::<Command>()? {
         match command {
             Command::Admit(contestant, size_max) => {
-                transports.insert(contestant, contestant.meet(link, size_max)?);
+                let met = link.let_roam(contestant, Exercise::Stream, |link| contestant.meet(link, size_max))?;
+                transports.insert(contestant, met);
             }
             Command::Heat(starts) => {
                 link.note_wait();
@@ -208,12 +212,15 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
                     transport.wait_asleep(!link.spinning || exercise == Exercise::StreamAsleep);
                     transport.prepare_for(Role::Peer, exercise, size, start.warm() + count)?;
                     link.meet()?;
-                    transport.follow(exercise, size, start.warm())?;
-                    let landings = transport.landings();
-                    let used = cpu_ns();
-                    transport.follow(exercise, size, count)?;
-                    link.note_cpu(cpu_ns() - used);
+                    let (landings, used) = link.let_roam(contestant, exercise, |_| {
+                        transport.follow(exercise, size, start.warm())?;
+                        let (landings, used) = (transport.landings(), cpu_ns());
+                        transport.follow(exercise, size, count)?;
+                        Ok((landings, cpu_ns() - used))
+                    })?;
+                    link.note_cpu(used);
                     link.note_landed(Landed::between(&landings, &transport.landings()));
+                    transport.check()?;
                     if contestant.needs_tending() {
                         link.meet_tending(|| transport.tend())?;
                     }

@@ -61,6 +61,14 @@ pub enum BenchError {
         /// Where in the message.
         place: usize,
     },
+    /// A stream gave something else than was written to it.
+    #[error("{contestant}: something else arrived at byte {place} than was sent")]
+    Bytes {
+        /// Which contestant.
+        contestant: &'static str,
+        /// Where in the stream, or in the file.
+        place: u64,
+    },
     /// The state asked for did not occur.
     #[error(
         "the CPUs were never {wanted} within {seconds} seconds (the last crossing of a cache line took {last_ns:.0} ns); \

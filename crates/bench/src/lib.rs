@@ -26,6 +26,7 @@ mod plot;
 mod progress;
 mod report;
 mod rounds;
+mod sockets;
 mod stats;
 mod trace;
 mod transports;
@@ -61,6 +62,8 @@ pub enum Bench {
     Wire,
     /// What receiving payloads where they are expected gains, and what guessing wrong costs.
     Landing,
+    /// Latency, bandwidth and file transfers of stream sockets, and what each step on the way to them gains.
+    Sockets,
 }
 
 impl Bench {
@@ -73,6 +76,7 @@ impl Bench {
             Bench::Connections => "connections",
             Bench::Wire => "wire",
             Bench::Landing => "landing",
+            Bench::Sockets => "sockets",
         }
     }
 
@@ -83,13 +87,19 @@ impl Bench {
                 Exercise::PingPong => &[4, 64, 1024, 8192, 65536],
                 Exercise::Stream => &[1024, 8192, 65536, 1_048_576],
                 Exercise::StreamAsleep => ASLEEP_SIZES,
-                Exercise::Interfered => &[],
+                Exercise::Interfered | Exercise::File => &[],
             },
             Bench::Landing => match exercise {
-                Exercise::PingPong => &[],
+                Exercise::PingPong | Exercise::File => &[],
                 Exercise::Stream => &[1 << 20],
                 Exercise::StreamAsleep => &[1 << 20, 2 << 20, 64 << 20],
                 Exercise::Interfered => &[0, 100, 10_000],
+            },
+            Bench::Sockets => match exercise {
+                Exercise::PingPong => &[4, 64, 256, 1024, 2048, 4096, 8192, 32768],
+                Exercise::Stream => &[4, 64, 256, 1024, 2048, 4096, 8192, 32768, 1_048_576],
+                Exercise::StreamAsleep | Exercise::Interfered => &[],
+                Exercise::File => self.file_sizes(),
             },
             Bench::Latency | Bench::Bandwidth => &[4, 64, 240, 1024, 4096, 8192, 32768, 65536, 262_144, 1_048_576],
             Bench::Pipelining => &[8192, 65536, 1_048_576],
@@ -115,6 +125,15 @@ impl Bench {
         }
     }
 
+    /// The sizes that are those of a file, and may be larger.
+    pub fn file_sizes(self) -> &'static [usize] {
+        match self {
+            // The paper's two, and one that no cache holds.
+            Bench::Sockets => &[13_827_767, 65_257_948, 1 << 30],
+            _ => &[],
+        }
+    }
+
     /// Who takes part where nobody is chosen.
     pub fn contestants(self) -> &'static [Contestant] {
         match self {
@@ -125,6 +144,7 @@ impl Bench {
             Bench::Connections => &[Contestant::Vi],
             Bench::Wire => WIRE,
             Bench::Landing => LANDING,
+            Bench::Sockets => SOCKETS,
         }
     }
 
@@ -133,6 +153,7 @@ impl Bench {
         match self {
             Bench::Wire => WIRE,
             Bench::Landing => LANDING,
+            Bench::Sockets => SOCKETS,
             _ => &Contestant::ALL[..11],
         }
     }
@@ -155,7 +176,8 @@ pub struct Options {
     pub one_core: bool,
     /// Other libraries too.
     pub peers: bool,
-    /// For [`Bench::Wire`] and [`Bench::Landing`]: the loopback device instead of a network of its own.
+    /// For [`Bench::Wire`], [`Bench::Landing`] and [`Bench::Sockets`]: the loopback device instead of a network of
+    /// its own.
     pub loopback: bool,
     /// Show a progress bar, where there is a terminal.
     pub progress: bool,
@@ -196,6 +218,10 @@ impl Options {
             (Bench::Wire, Exercise::StreamAsleep) | (Bench::Landing, Exercise::Stream) => {
                 usual.filter(|size| self.sizes.contains(size)).collect()
             }
+            (_, Exercise::File) => usual.filter(|size| self.sizes.contains(size)).collect(),
+            (Bench::Sockets, _) => {
+                self.sizes.iter().copied().filter(|size| !self.bench.file_sizes().contains(size)).collect()
+            }
             _ => self.sizes.clone(),
         };
         sizes.sort_unstable();
@@ -218,7 +244,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     match options.bench {
         Bench::Connections => connections::run(options, began),
         Bench::Latency | Bench::Bandwidth | Bench::Pipelining => rounds::run(options, began),
-        Bench::Wire | Bench::Landing => wire::run(options, began),
+        Bench::Wire | Bench::Landing | Bench::Sockets => wire::run(options, began),
     }
 }
 
@@ -266,4 +292,26 @@ const LANDING: &[Contestant] = &[
     Contestant::FourSendersNoLists,
     Contestant::Interference,
     Contestant::InterferenceWithin,
+];
+
+/// Everybody of `bench sockets`.
+const SOCKETS: &[Contestant] = &[
+    Contestant::Vi,
+    Contestant::ViBuffered,
+    Contestant::Sock,
+    Contestant::SockBlock,
+    Contestant::SockHandler,
+    Contestant::SockNotify,
+    Contestant::TcpSpin,
+    Contestant::TcpBlock,
+    Contestant::UnixSpin,
+    Contestant::Window1,
+    Contestant::Window32,
+    Contestant::DelayedAcks,
+    Contestant::Combining,
+    Contestant::ViUdpSealed,
+    Contestant::SockUdpSealed,
+    Contestant::TcpNagle,
+    Contestant::Tcp,
+    Contestant::Copy,
 ];

@@ -1,4 +1,5 @@
-//! The network of `bench wire` and `bench landing`: two network namespaces, joined by two pairs of virtual Ethernet devices.
+//! The network of `bench wire`, `bench landing` and `bench sockets`: two network namespaces, joined by two pairs of
+//! virtual Ethernet devices.
 //!
 //! ```text
 //! namespace highwire-bench-PID-driver            namespace highwire-bench-PID-peer
@@ -42,12 +43,26 @@ pub(crate) struct Network {
     namespaces: Option<[String; 2]>,
     whole: [Ipv4Addr; 2],
     segmented: Option<[Ipv4Addr; 2]>,
+    /// Programs of one host are compared: see [`Network::of_one_host`].
+    one_host: bool,
 }
 
 impl Network {
     /// The loopback device of the namespace that both are in.
     pub(crate) fn loopback() -> Network {
-        Network { namespaces: None, whole: [Ipv4Addr::LOCALHOST; 2], segmented: None }
+        Network { namespaces: None, whole: [Ipv4Addr::LOCALHOST; 2], segmented: None, one_host: false }
+    }
+
+    /// The same where programs of one host are compared, as most of them are: TCP goes over loopback, and whoever makes
+    /// calls that block runs where the kernel puts it. A process that may use a single CPU does not spin before it
+    /// sleeps.
+    pub(crate) fn of_one_host(self) -> Network {
+        Network { one_host: true, ..self }
+    }
+
+    /// Whether that is so.
+    pub(crate) fn is_of_one_host(&self) -> bool {
+        self.one_host
     }
 
     /// The address of one side, where there is such a wire.
@@ -181,7 +196,7 @@ fn make(names: [String; 2], segmented: bool) -> Result<(Network, Option<String>)
         ip(&["-n", name, "link", "set", "lo", "up"])?;
     }
     let whole = join(&names, "whole", 0)?;
-    let mut network = Network { namespaces: Some(names.clone()), whole, segmented: None };
+    let mut network = Network { namespaces: Some(names.clone()), whole, segmented: None, one_host: false };
     if !segmented {
         return Ok((network, None));
     }

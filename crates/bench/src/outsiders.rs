@@ -27,7 +27,7 @@ pub const OUTSIDER_SIZES: [usize; 3] = [4, 8192, 32768];
 /// What a process does whose first argument is [`OUTSIDER_COMMAND`]: it goes to `cpu`, makes sure to
 /// end with `parent`, and becomes `program`. Returns only if that fails.
 pub fn become_outsider(parent: u32, cpu: usize, program: &str, arguments: &[String]) -> BenchError {
-    if let Err(error) = die_with(parent).and_then(|()| pin(cpu)) {
+    if let Err(error) = die_with(parent).and_then(|()| pin(&[cpu])) {
         return error;
     }
     BenchError::Start(Command::new(program).args(arguments).exec())
@@ -253,7 +253,7 @@ impl Outsider {
         };
         Ok(match exercise {
             Exercise::PingPong => vec![(Measure::LatencyNs, latency_ns)],
-            Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => {
+            Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
                 vec![(Measure::BandwidthGbS, rate * size as f64 / 1e9), (Measure::MessagesPerS, rate)]
             }
         })

@@ -7,6 +7,8 @@
 use crate::BenchError;
 use crate::contest::Landed;
 use crate::network::{Home, Network, Wire};
+use crate::transports::files::Ramdisk;
+use crate::transports::{Contestant, Exercise};
 use highwire_mem::{Courier, CourierError, Words};
 use rustix::thread::CpuSet;
 use serde::de::DeserializeOwned;
@@ -18,6 +20,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// How far apart the two CPUs are: how long a cache line takes from one to the other. On virtual
@@ -116,6 +119,10 @@ pub(crate) struct Link {
     /// Both processes have a CPU of their own, so that waiting by looking is right.
     pub(crate) spinning: bool,
     pub(crate) network: Network,
+    /// CPUs of the driver and of the peer.
+    cpus: (usize, usize),
+    /// Where the files are that contestants send.
+    pub(crate) ramdisk: Rc<Ramdisk>,
     courier: Courier,
     words: Words,
     step: u64,
@@ -125,8 +132,38 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    fn new(role: Role, spinning: bool, network: Network, courier: Courier, words: Words) -> Link {
-        Link { role, spinning, network, courier, words, step: 0, rests: 0, ball: 0, schedule: schedule() }
+    fn new(role: Role, welcome: Welcome, courier: Courier, words: Words, driver: u32) -> Link {
+        let Welcome { cpus, spinning, network } = welcome;
+        let ramdisk = Rc::new(Ramdisk::of(driver));
+        Link {
+            role,
+            spinning,
+            network,
+            cpus,
+            ramdisk,
+            courier,
+            words,
+            step: 0,
+            rests: 0,
+            ball: 0,
+            schedule: schedule(),
+        }
+    }
+
+    /// Lets this thread, and those it starts, have both CPUs for as long as `roam` takes, if they are to.
+    pub(crate) fn let_roam<T>(
+        &mut self,
+        contestant: Contestant,
+        exercise: Exercise,
+        roam: impl FnOnce(&mut Link) -> Result<T, BenchError>,
+    ) -> Result<T, BenchError> {
+        if !self.network.is_of_one_host() || !contestant.blocks(exercise) {
+            return roam(self);
+        }
+        pin(&[self.cpus.0, self.cpus.1])?;
+        let roamed = roam(self);
+        pin(&[if self.role == Role::Driver { self.cpus.0 } else { self.cpus.1 }])?;
+        roamed
     }
 
     /// Says something to the other side.
@@ -301,9 +338,9 @@ fn waited_ns(schedule: &File) -> Option<u64> {
     std::str::from_utf8(&text[..length]).ok()?.split_whitespace().nth(1)?.parse().ok()
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Welcome {
-    cpu: usize,
+    cpus: (usize, usize),
     spinning: bool,
     network: Network,
 }
@@ -339,11 +376,11 @@ impl Pair {
             .spawn()
             .map_err(BenchError::Start)?;
         let words = Words::create(WORDS)?;
-        let link = Link::new(Role::Driver, spinning, network.clone(), courier, words);
+        let welcome = Welcome { cpus: (first, second), spinning, network: network.clone() };
+        let link = Link::new(Role::Driver, welcome.clone(), courier, words, std::process::id());
         let mut pair = Pair { link, cpus: (first, second), child, unpinned, _home: home };
-        let welcome = Welcome { cpu: second, spinning, network: network.clone() };
         pair.link.tell(&welcome, &[pair.link.words.as_fd()])?;
-        pin(first)?;
+        pin(&[first])?;
         pair.link.meet()?;
         Ok(pair)
     }
@@ -390,13 +427,13 @@ pub(crate) fn join(parent: u32) -> Result<Link, BenchError> {
     let courier = Courier::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut bytes = [0; 1024];
     let (length, descriptors) = courier.receive(&mut bytes, PATIENCE)?;
-    let Welcome { cpu, spinning, network } = serde_json::from_slice(&bytes[..length])?;
+    let welcome: Welcome = serde_json::from_slice(&bytes[..length])?;
     let words = descriptors.into_iter().next().ok_or(CourierError::Closed)?;
     let words = Words::adopt(words, WORDS)?;
-    pin(cpu)?;
+    pin(&[welcome.cpus.1])?;
     // It stays there to its end.
-    std::mem::forget(network.enter(Role::Peer)?);
-    let mut link = Link::new(Role::Peer, spinning, network, courier, words);
+    std::mem::forget(welcome.network.enter(Role::Peer)?);
+    let mut link = Link::new(Role::Peer, welcome, courier, words, parent);
     link.meet()?;
     Ok(link)
 }
@@ -420,10 +457,10 @@ pub(crate) fn cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Keeps this thread on one CPU.
-pub(crate) fn pin(cpu: usize) -> Result<(), BenchError> {
+/// Keeps this thread on these CPUs.
+pub(crate) fn pin(cpus: &[usize]) -> Result<(), BenchError> {
     let mut set = CpuSet::new();
-    set.set(cpu);
+    cpus.iter().for_each(|cpu| set.set(*cpu));
     Ok(rustix::thread::sched_setaffinity(None, &set).map_err(io::Error::from)?)
 }
 

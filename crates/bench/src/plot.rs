@@ -1,8 +1,9 @@
 //! Plots of a report, as SVG.
 
 use crate::BenchError;
-use crate::landing::{FIGURES, Figure, heights};
+use crate::landing::{self, heights};
 use crate::report::{Report, figure, title};
+use crate::sockets;
 use crate::stats::Measure;
 use crate::trace::{Stripe, Trace};
 use plotters::coord::Shift;
@@ -10,6 +11,8 @@ use plotters::prelude::*;
 use std::path::Path;
 
 type Sheet<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// Contestants and sizes.
+type Content<'a> = (Vec<&'a str>, Vec<u64>);
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// All plots of a report: file names and contents.
@@ -26,9 +29,16 @@ pub(crate) fn all(report: &Report, directory: &Path) -> Result<Vec<(String, Stri
         }
     }
     if report.bench == "landing" {
-        for figure in FIGURES {
+        for figure in landing::FIGURES {
             let name = format!("{}-{}.svg", report.bench, figure.file);
             let svg = draw(directory, &name, (720, 480), |sheet| bars(report, figure, sheet))?;
+            plots.push((name, svg));
+        }
+    }
+    if report.bench == "sockets" {
+        for figure in sockets::FIGURES {
+            let name = format!("{}-{}.svg", report.bench, figure.file);
+            let svg = draw(directory, &name, (960, 600), |sheet| some_lines(report, figure, sheet))?;
             plots.push((name, svg));
         }
     }
@@ -58,25 +68,39 @@ fn draw(
 /// Medians over sizes, with a bar from p10 to p90.
 fn figures(report: &Report, measure: Measure, sheet: &Sheet<'_>) -> Drawn {
     let caption = format!("{} by size, {} ({})", title(measure), report.state, report.machine.cpu);
-    lines(report, measure, sheet, &caption, |value| figure(measure, value), |row| Some((row.p10, row.median, row.p90)))
+    let content = (report.contestants(measure), report.sizes(measure));
+    medians(report, measure, content, sheet, &caption)
+}
+
+/// The same of those in a figure of a paper.
+fn some_lines(report: &Report, of: &sockets::Figure, sheet: &Sheet<'_>) -> Drawn {
+    let caption = format!("{}, {}", of.title, report.state);
+    medians(report, of.measure, of.content(report), sheet, &caption)
+}
+
+fn medians(report: &Report, measure: Measure, content: Content<'_>, sheet: &Sheet<'_>, caption: &str) -> Drawn {
+    let values = |row: &crate::Row| Some((row.p10, row.median, row.p90));
+    lines(report, measure, content, sheet, caption, |value| figure(measure, value), values)
 }
 
 /// The ratio to the floor over sizes.
 fn ratios(report: &Report, measure: Measure, floor: &str, sheet: &Sheet<'_>) -> Drawn {
     let better = if measure.less_is_better() { "less" } else { "more" };
     let caption = format!("{} as a multiple of {floor}, {} ({better} is better)", title(measure), report.state);
-    lines(report, measure, sheet, &caption, crate::report::short, |row| row.of_floor.map(|ratio| (ratio, ratio, ratio)))
+    let content = (report.contestants(measure), report.sizes(measure));
+    let values = |row: &crate::Row| row.of_floor.map(|ratio| (ratio, ratio, ratio));
+    lines(report, measure, content, sheet, &caption, crate::report::short, values)
 }
 
 fn lines(
     report: &Report,
     measure: Measure,
+    (contestants, sizes): Content<'_>,
     sheet: &Sheet<'_>,
     caption: &str,
     label: impl Fn(f64) -> String,
     values: impl Fn(&crate::Row) -> Option<(f64, f64, f64)>,
 ) -> Drawn {
-    let sizes = report.sizes(measure);
     let points = |contestant: &str| -> Vec<(i32, (f64, f64, f64))> {
         let at = |(place, size): (usize, &u64)| {
             let found = report.row(contestant, measure, *size).and_then(&values)?;
@@ -85,7 +109,7 @@ fn lines(
         };
         sizes.iter().enumerate().filter_map(at).collect()
     };
-    let drawn: Vec<(&str, Vec<_>)> = report.contestants(measure).into_iter().map(|name| (name, points(name))).collect();
+    let drawn: Vec<(&str, Vec<_>)> = contestants.into_iter().map(|name| (name, points(name))).collect();
     let every = || drawn.iter().flat_map(|(_, points)| points.iter().map(|(_, values)| *values));
     let low = every().map(|(low, _, _)| low).fold(f64::INFINITY, f64::min);
     let high = every().map(|(_, _, high)| high).fold(0.0, f64::max);
@@ -137,7 +161,7 @@ fn lines(
 }
 
 /// A bar for everybody in a figure, with a line from p10 to p90.
-fn bars(report: &Report, of: &Figure, sheet: &Sheet<'_>) -> Drawn {
+fn bars(report: &Report, of: &landing::Figure, sheet: &Sheet<'_>) -> Drawn {
     let bars = heights(report, of);
     let high = bars.iter().map(|(_, [.., high])| *high).fold(0.0, f64::max);
     if high <= 0.0 {

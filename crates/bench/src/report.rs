@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Everything that one run of a benchmark says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire` or `landing`.
+    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire`, `landing` or `sockets`.
     pub bench: String,
     /// The command line.
     pub command: String,
@@ -77,6 +77,9 @@ impl Report {
         if self.bench == "landing" {
             text.push_str(&crate::landing::tables(self));
         }
+        if self.bench == "sockets" {
+            text.push_str(&crate::sockets::tables(self));
+        }
         for measure in self.measures_by_size() {
             self.table(measure, &mut text);
         }
@@ -119,6 +122,8 @@ impl Report {
         if self.bench == "landing" {
             measures.retain(|measure| matches!(measure, Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb));
         }
+        // Files have a table of their own.
+        measures.retain(|measure| *measure != Measure::FileMbS);
         measures
     }
 
@@ -246,6 +251,7 @@ pub(crate) fn title(measure: Measure) -> &'static str {
         Measure::FailedPackets => "Packets of 100,000 not received where they were expected",
         Measure::CopiedPackets => "Packets of 100,000 copied to their place",
         Measure::InterferingPackets => "Packets of others sent among 100,000",
+        Measure::FileMbS => "Transfer of a file from memory to memory",
     }
 }
 
@@ -286,6 +292,7 @@ fn unit(measure: Measure, value: f64) -> (&'static str, f64) {
         Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb => ("s/GB", 1.0),
         Measure::SuccessPercent => ("%", 1.0),
         Measure::FailedPackets | Measure::CopiedPackets | Measure::InterferingPackets => ("packets", 1.0),
+        Measure::FileMbS => ("MB/s", 1.0),
     }
 }
 
@@ -378,6 +385,7 @@ pub(crate) mod tests {
             Measure::FailedPackets,
             Measure::CopiedPackets,
             Measure::InterferingPackets,
+            Measure::FileMbS,
         ] {
             assert_eq!(serde_json::to_value(measure).unwrap(), measure.name());
         }

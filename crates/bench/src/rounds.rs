@@ -14,7 +14,7 @@ use crate::pair::{Link, Pair};
 use crate::progress::Progress;
 use crate::report::size_label;
 use crate::stats::{Measure, Trial, median, select};
-use crate::transports::{Contestant, Exercise};
+use crate::transports::{Contestant, Exercise, files};
 use crate::{Bench, BenchError, Machine, Options, Report, State};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -35,7 +35,8 @@ pub(crate) fn measure(mut record: Record<'_>, network: &Network) -> Result<Repor
         return Err(BenchError::NobodyLeft);
     }
     let mut contest = Contest::open(pair);
-    let size_max = options.programme().into_iter().map(|(_, size)| size).max().unwrap_or(1);
+    let of_messages = |(exercise, size)| (exercise != Exercise::File).then_some(size);
+    let size_max = options.programme().into_iter().filter_map(of_messages).max().unwrap_or(1);
     for contestant in &contestants {
         contest.admit(*contestant, size_max)?;
     }
@@ -45,6 +46,7 @@ pub(crate) fn measure(mut record: Record<'_>, network: &Network) -> Result<Repor
     let mut outsiders = Outsiders::new(options, contest.pair.cpus, spinning, &mut record.notes);
     rounds(&mut contest, &mut cards, &mut outsiders, &mut record, &progress)?;
     progress.done();
+    record.note_left_out(cards.iter().filter(|card| card.is_idle_file()).map(|card| (card.exercise, card.size)));
     record.notes.extend(outsiders.notes());
     let trace = match options.bench {
         Bench::Pipelining => crate::pipelining::trace(&mut contest, &contestants)?,
@@ -60,6 +62,21 @@ struct Card {
     size: usize,
     starts: Vec<Start>,
     longest: Duration,
+    /// What it has taken in all.
+    used: Duration,
+}
+
+impl Card {
+    /// Whether it is of a file that was never sent.
+    fn is_idle_file(&self) -> bool {
+        self.exercise == Exercise::File && self.used.is_zero()
+    }
+
+    /// Whether others are to go on without it: a large file takes as long as everything else together.
+    fn is_out_of_turn(&self, record: &Record<'_>) -> bool {
+        let too_much = self.used > record.began.elapsed().mul_f64(FILE_PART_MAX);
+        self.exercise == Exercise::File && (too_much || Instant::now() + self.longest > record.deadline)
+    }
 }
 
 /// Everything that is to be measured, in the order of a round.
@@ -77,15 +94,19 @@ fn programme(
         if taking_part.is_empty() {
             continue;
         }
+        if exercise == Exercise::File
+            && let Some(why) = files::too_large(size)
+        {
+            record.notes.push(why);
+            continue;
+        }
         if record.began.elapsed().as_secs_f64() < options.seconds * CALIBRATION_PART_MAX {
             cards.push(calibrate(contest, options.bench, &taking_part, exercise, size)?);
         } else {
-            left_out.push(format!("{} of {}", exercise.figure(), size_label(options.bench.name(), size as u64)));
+            left_out.push((exercise, size));
         }
     }
-    if !left_out.is_empty() {
-        record.notes.push(format!("left out, since {} seconds are too few: {}", options.seconds, left_out.join(", ")));
-    }
+    record.note_left_out(left_out.into_iter());
     Ok(cards)
 }
 
@@ -101,7 +122,11 @@ fn rounds(
         if cards.is_empty() {
             break;
         }
+        let only_files = cards.iter().all(|card| card.exercise == Exercise::File);
         for card in &mut *cards {
+            if !only_files && card.is_out_of_turn(record) {
+                continue;
+            }
             if !record.wait_for_state(contest, progress)? || Instant::now() + card.longest > record.deadline {
                 return Ok(());
             }
@@ -112,6 +137,7 @@ fn rounds(
                 record.note_burst(round, start, burst);
             }
             card.longest = card.longest.max(clock.elapsed());
+            card.used += clock.elapsed();
             outsiders.take_part(contest, round, card.exercise, card.size, record)?;
             progress.step(round, bursts.last().map_or(State::Disturbed, |burst| burst.state));
         }
@@ -163,6 +189,18 @@ impl<'a> Record<'a> {
         if !self.spinning && !self.options.one_core {
             let note = "only one CPU is allowed to this process: both processes run on it, as with --one-core";
             self.notes.push(note.to_owned());
+        }
+    }
+
+    fn note_left_out(&mut self, cards: impl Iterator<Item = (Exercise, usize)>) {
+        let bench = self.options.bench.name();
+        let label = |(exercise, size): (Exercise, usize)| {
+            format!("{} of {}", exercise.figure(), size_label(bench, size as u64))
+        };
+        let labels: Vec<String> = cards.map(label).collect();
+        if !labels.is_empty() {
+            let seconds = self.options.seconds;
+            self.notes.push(format!("left out, since {seconds} seconds are too few: {}", labels.join(", ")));
         }
     }
 
@@ -284,9 +322,12 @@ fn calibrate(
     exercise: Exercise,
     size: usize,
 ) -> Result<Card, BenchError> {
+    if exercise == Exercise::File {
+        return calibrate_files(contest, contestants, size);
+    }
     let first = match exercise {
         Exercise::PingPong => 4,
-        Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => {
+        Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
             let bytes = contestants.iter().map(|contestant| contestant.message_bytes(size)).max();
             (WARM_AREA_BYTES / bytes.unwrap_or(1)).clamp(4, 500)
         }
@@ -295,7 +336,7 @@ fn calibrate(
     let mut starts: Vec<Start> = contestants.iter().copied().map(start).collect();
     contest.heat(&starts)?;
     // A few messages take as long as it takes to begin: what they say is tried, and corrected.
-    let tries = if (bench, exercise) == (Bench::Wire, Exercise::PingPong) { 3 } else { 1 };
+    let tries = if matches!(bench, Bench::Wire | Bench::Sockets) && exercise == Exercise::PingPong { 3 } else { 1 };
     let (mut warm, mut expected) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..tries {
         let clock = Instant::now();
@@ -306,12 +347,27 @@ fn calibrate(
             let each = burst.nanoseconds / start.count as f64;
             start.count = match bench {
                 Bench::Wire | Bench::Landing => messages_on_a_wire(exercise, each),
+                Bench::Sockets if !matches!(start.contestant, Contestant::Vi | Contestant::ViBuffered) => {
+                    messages_of_a_stream(start, each)
+                }
                 _ => messages(start.contestant, exercise, size, each),
             };
             expected += Duration::from_nanos((each * start.count as f64) as u64);
         }
     }
-    Ok(Card { exercise, size, starts, longest: expected.max(warm) })
+    Ok(Card { exercise, size, starts, longest: expected.max(warm), used: Duration::ZERO })
+}
+
+/// One file is a trial. How long it takes is tried with the part of it that takes little.
+fn calibrate_files(contest: &mut Contest, contestants: &[Contestant], size: usize) -> Result<Card, BenchError> {
+    let exercise = Exercise::File;
+    let part = size.min(FILE_TRIED_BYTES);
+    let start = |size| move |contestant: &Contestant| Start { contestant: *contestant, exercise, size, count: 1 };
+    let tried: Vec<Start> = contestants.iter().map(start(part)).collect();
+    let clock = Instant::now();
+    contest.heat(&tried)?;
+    let longest = clock.elapsed().mul_f64(size as f64 / part as f64);
+    Ok(Card { exercise, size, starts: contestants.iter().map(start(size)).collect(), longest, used: Duration::ZERO })
 }
 
 /// How many messages, each taking so long in a first try, a trial has.
@@ -321,7 +377,7 @@ fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f6
             let least = if size > 16 << 10 { 4 } else { 16 };
             ((PING_PONG_NS / each_ns.max(1.0)) as usize).clamp(least, 2000)
         }
-        Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => {
+        Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
             // Long against the payload area that can be filled at once, or one side of a copy would
             // be measured; short enough that all of it stays in the caches.
             let fitting = (STREAM_BYTES / size).max(4);
@@ -337,6 +393,18 @@ fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f6
     }
 }
 
+/// The same of a stream socket. Much is under way at a time; nothing of it needs a place of its own in the caches.
+fn messages_of_a_stream(start: &Start, each_ns: f64) -> usize {
+    let nanoseconds = match (start.exercise, start.contestant.needs_tending()) {
+        (Exercise::PingPong, false) => PING_PONG_NS,
+        (Exercise::PingPong, true) => WIRE_PING_PONG_NS,
+        (_, false) => STREAM_SOCKET_NS,
+        (_, true) => WIRE_STREAM_SOCKET_NS,
+    };
+    let least = (STREAM_SOCKET_BYTES_LEAST / start.size).clamp(4, 64);
+    ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, STREAM_SOCKET_WRITES_MAX)
+}
+
 /// The same on a wire, where much is under way at a time, and a window has to open again after a rest.
 fn messages_on_a_wire(exercise: Exercise, each_ns: f64) -> usize {
     let (nanoseconds, least) = match exercise {
@@ -344,6 +412,7 @@ fn messages_on_a_wire(exercise: Exercise, each_ns: f64) -> usize {
         Exercise::Stream => (WIRE_STREAM_NS, 16),
         Exercise::StreamAsleep => (WIRE_ASLEEP_NS, 16),
         Exercise::Interfered => (WIRE_INTERFERED_NS, 16),
+        Exercise::File => (0.0, 1),
     };
     ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, STREAM_MESSAGES_MAX)
 }
@@ -356,6 +425,7 @@ impl Bench {
             Bench::Pipelining => &[Exercise::PingPong, Exercise::Stream],
             Bench::Wire => &[Exercise::PingPong, Exercise::Stream, Exercise::StreamAsleep],
             Bench::Landing => &[Exercise::Stream, Exercise::StreamAsleep, Exercise::Interfered],
+            Bench::Sockets => &[Exercise::PingPong, Exercise::Stream, Exercise::File],
         }
     }
 
@@ -370,6 +440,10 @@ impl Bench {
                 let ways = if start.contestant.is_exchange() { 1.0 } else { 2.0 };
                 vec![(Measure::LatencyNs, nanoseconds / count / ways)]
             }
+            (Exercise::Stream, Bench::Sockets) if start.size != MESSAGES_OF_BYTES => {
+                vec![(Measure::BandwidthGbS, bandwidth)]
+            }
+            (Exercise::File, _) => vec![(Measure::FileMbS, 1e3 * bandwidth)],
             (Exercise::Stream, Bench::Pipelining | Bench::Wire) => vec![(Measure::BandwidthGbS, bandwidth)],
             (Exercise::Stream, Bench::Landing) if start.contestant.has_destination() => {
                 vec![(Measure::BandwidthGbS, bandwidth)]
@@ -436,6 +510,17 @@ const WIRE_ASLEEP_NS: f64 = 40_000_000.0;
 const WIRE_INTERFERED_NS: f64 = 60_000_000.0;
 /// The packets of which it is told how many failed.
 const PACKETS_INTERFERED: f64 = 100_000.0;
+/// Long against all that a stream takes before its reader reads.
+const STREAM_SOCKET_NS: f64 = 2_000_000.0;
+const WIRE_STREAM_SOCKET_NS: f64 = 10_000_000.0;
+const STREAM_SOCKET_BYTES_LEAST: usize = 1 << 20;
+const STREAM_SOCKET_WRITES_MAX: usize = 200_000;
+/// The size at which messages are counted by themselves.
+const MESSAGES_OF_BYTES: usize = 64;
+/// The part of the time that files of one size may take, once they have been sent at all.
+const FILE_PART_MAX: f64 = 0.15;
+/// What tells how long a file will take.
+const FILE_TRIED_BYTES: usize = 4 << 20;
 const STREAM_BYTES: usize = 8 << 20;
 const STREAM_MESSAGES_LEAST: usize = 256;
 const STREAM_MESSAGES_MAX: usize = 50_000;
@@ -459,6 +544,18 @@ mod tests {
         assert_eq!(ring(Exercise::Stream, 4, 1.0), 50_000);
         // Who copies nothing must send many to be measured at all.
         assert_eq!(messages(Contestant::ViReferenced, Exercise::Stream, 1 << 20, 40.0), 20_000);
+    }
+
+    #[test]
+    fn a_slow_stream_is_not_waited_for_longer_than_it_takes_to_see_that() {
+        let start = |contestant, exercise, size| Start { contestant, exercise, size, count: 4 };
+        let sock = |exercise, size, each| messages_of_a_stream(&start(Contestant::Sock, exercise, size), each);
+        assert_eq!(sock(Exercise::PingPong, 4, 150.0), 2000);
+        assert_eq!(sock(Exercise::Stream, 64, 40.0), 50_000);
+        assert_eq!(sock(Exercise::Stream, 4, 1.0), STREAM_SOCKET_WRITES_MAX);
+        assert_eq!(sock(Exercise::Stream, 1 << 20, 1e9), 4);
+        let sealed = start(Contestant::SockUdpSealed, Exercise::Stream, 32768);
+        assert_eq!(messages_of_a_stream(&sealed, 20_000.0), 500);
     }
 
     #[test]
@@ -500,6 +597,12 @@ mod tests {
         assert!(matches!(interfered[3], (Measure::InterferingPackets, sent) if (sent - 200.0).abs() < 1e-6));
         let four = Bench::Landing.figures(&start(Contestant::FourSenders, Exercise::Stream, 1 << 20), &burst);
         assert!(matches!(four[1], (Measure::SuccessPercent, percent) if (percent - 99.0).abs() < 1e-6));
+        // Small messages are counted, at one size.
+        let combined = |size| Bench::Sockets.figures(&start(Contestant::Combining, Exercise::Stream, size), &burst);
+        assert_eq!(combined(64).last().map(|figure| figure.0), Some(Measure::MessagesPerS));
+        assert_eq!(combined(256).len(), 1);
+        let file = Start { count: 1, ..start(Contestant::Sock, Exercise::File, 4 << 20) };
+        assert_eq!(Bench::Sockets.figures(&file, &burst), [(Measure::FileMbS, 2000.0)]);
         let landing = Bench::Landing.figures(&start(Contestant::Landing, Exercise::Stream, 1 << 20), &burst);
         assert_eq!(landing, [(Measure::BandwidthGbS, 2.0)]);
     }

@@ -18,6 +18,10 @@ pub(crate) fn floor(bench: &str, measure: Measure) -> &'static str {
         ("wire", Measure::LatencyNs) => Contestant::UdpSpin.name(),
         ("wire", _) => Contestant::TcpBlock.name(),
         ("landing", _) => Contestant::Copying.name(),
+        ("sockets", Measure::LatencyNs) => Contestant::Vi.name(),
+        ("sockets", Measure::BandwidthGbS) => Contestant::ViBuffered.name(),
+        ("sockets", Measure::FileMbS) => Contestant::Copy.name(),
+        ("sockets", _) => Contestant::TcpNagle.name(),
         _ => FLOOR,
     }
 }
@@ -46,6 +50,8 @@ pub enum Measure {
     CopiedPackets,
     /// Packets of others that were really sent among 100,000.
     InterferingPackets,
+    /// Bytes of a file in a microsecond.
+    FileMbS,
 }
 
 impl Measure {
@@ -62,12 +68,18 @@ impl Measure {
             Measure::FailedPackets => "failed_packets",
             Measure::CopiedPackets => "copied_packets",
             Measure::InterferingPackets => "interfering_packets",
+            Measure::FileMbS => "file_mb_s",
         }
     }
 
     /// True if less is better.
     pub fn less_is_better(self) -> bool {
-        !matches!(self, Measure::BandwidthGbS | Measure::MessagesPerS | Measure::SuccessPercent)
+        !matches!(self, Measure::BandwidthGbS | Measure::MessagesPerS | Measure::SuccessPercent | Measure::FileMbS)
+    }
+
+    /// True if a trial is longer than a state of the machine may be, so that it is of none.
+    fn outlasts_states(self) -> bool {
+        self == Measure::FileMbS
     }
 
     /// True if the figure is from a trial that another measure already stands for.
@@ -102,8 +114,8 @@ pub struct Row {
     pub contestant: String,
     /// What.
     pub measure: Measure,
-    /// Bytes of a message, or the number of connections; in `bench landing` bytes of the destination, or interfering
-    /// packets for 100,000 others.
+    /// Bytes of a message or of a file, or the number of connections; in `bench landing` bytes of the destination, or
+    /// interfering packets for 100,000 others.
     pub size: u64,
     /// Half of the trials are below.
     pub median: f64,
@@ -116,7 +128,9 @@ pub struct Row {
     /// Trials that count.
     pub count: usize,
     /// Median over the rounds of the ratio to the floor (`raw-ring`; in `bench wire`, `udp-spin` for
-    /// latency and `tcp-block` for the rest; in `bench landing`, `copying`); nothing where that did not take part.
+    /// latency and `tcp-block` for the rest; in `bench landing`, `copying`; in `bench sockets`, `vi` for latency,
+    /// `vi-buffered` for bandwidth, `tcp-nagle` for messages and `copy` for files); nothing where that did not take
+    /// part.
     pub of_floor: Option<f64>,
 }
 
@@ -190,7 +204,8 @@ impl<'a> Kept<'a> {
     /// where they are too few, all in the right state: a bad row is better than none.
     fn of(trials: &'a [Trial], state: State) -> Kept<'a> {
         let mut by_row: BTreeMap<(Measure, u64, &str), Vec<&Trial>> = BTreeMap::new();
-        for trial in trials.iter().filter(|trial| trial.state == state) {
+        let counts = |trial: &&Trial| trial.state == state || trial.measure.outlasts_states();
+        for trial in trials.iter().filter(counts) {
             by_row.entry((trial.measure, trial.size, trial.contestant)).or_default().push(trial);
         }
         let mut kept = Kept { trials: Vec::new(), disturbed: Vec::new() };
@@ -389,6 +404,17 @@ mod tests {
         let rows = super::select("wire", &trials, None).unwrap().rows;
         let ratios: Vec<_> = rows.iter().map(|row| (row.contestant.as_str(), row.of_floor.unwrap())).collect();
         assert_eq!(ratios, [("tcp-block", 2.0), ("udp-spin", 1.0), ("tcp-block", 1.0), ("udp-gso", 2.0)]);
+    }
+
+    #[test]
+    fn files_count_in_whichever_state_and_are_compared_to_a_copy() {
+        let file = |name, value, state| Trial { measure: Measure::FileMbS, ..trial(0, name, value, state) };
+        let mut trials = vec![file("sock", 2000.0, State::Far), file("copy", 2500.0, State::Disturbed)];
+        trials.extend([trial(0, "vi", 100.0, State::Near), trial(1, "vi", 110.0, State::Near)]);
+        let selected = super::select("sockets", &trials, None).unwrap();
+        assert_eq!((selected.state, selected.rows.len()), (State::Near, 3));
+        let sock = selected.rows.iter().find(|row| row.contestant == "sock").unwrap();
+        assert_eq!((sock.median, sock.of_floor), (2000.0, Some(0.8)));
     }
 
     #[test]

@@ -4,10 +4,13 @@
 //! against [`Transport::pong`], or [`Transport::pour`] against [`Transport::drain`]; the driver
 //! takes the time around a whole burst, so that no clock is read between two messages.
 
+pub(crate) mod files;
 pub(crate) mod landing;
+mod pattern;
 mod remote;
 mod ring;
 mod sockets;
+mod streams;
 mod udp;
 pub(crate) mod vi;
 
@@ -91,11 +94,38 @@ pub enum Contestant {
     Interference,
     /// The same with small messages of another virtual interface of the same sender, by the same socket.
     InterferenceWithin,
+    /// Stream sockets over virtual interfaces, both ends looking without pause: they read without
+    /// blocking, again and again, as `tcp-spin` does. Files go by a second one that blocks.
+    Sock,
+    /// Stream sockets as most programs use them: calls that block.
+    SockBlock,
+    /// The same, with one thread that handles the messages of all streams.
+    SockHandler,
+    /// The same, with a thread for each stream.
+    SockNotify,
+    /// `sock`, one message at a time.
+    #[serde(rename = "window-1")]
+    Window1,
+    /// `sock`, a window of 32 messages, each acknowledged by itself.
+    #[serde(rename = "window-32")]
+    Window32,
+    /// The same, 16 messages acknowledged at a time.
+    DelayedAcks,
+    /// The same, small writes combined: all that `sock` does.
+    Combining,
+    /// `sock` between hosts, packets encrypted.
+    SockUdpSealed,
+    /// `tcp-block`, the kernel combining small writes, which it is told to send at the end of a burst.
+    TcpNagle,
+    /// Files over TCP.
+    Tcp,
+    /// Files copied by one process: the limit of the file system.
+    Copy,
 }
 
 impl Contestant {
     /// Everybody, in the order of reports.
-    pub const ALL: [Contestant; 32] = [
+    pub const ALL: [Contestant; 44] = [
         Contestant::RawRing,
         Contestant::Vi,
         Contestant::ViBuffered,
@@ -128,6 +158,18 @@ impl Contestant {
         Contestant::FourSendersNoLists,
         Contestant::Interference,
         Contestant::InterferenceWithin,
+        Contestant::Sock,
+        Contestant::SockBlock,
+        Contestant::SockHandler,
+        Contestant::SockNotify,
+        Contestant::Window1,
+        Contestant::Window32,
+        Contestant::DelayedAcks,
+        Contestant::Combining,
+        Contestant::SockUdpSealed,
+        Contestant::TcpNagle,
+        Contestant::Tcp,
+        Contestant::Copy,
     ];
 
     /// Its name, as in reports.
@@ -165,6 +207,18 @@ impl Contestant {
             Contestant::FourSendersNoLists => "four-senders-no-lists",
             Contestant::Interference => "interference",
             Contestant::InterferenceWithin => "interference-within",
+            Contestant::Sock => "sock",
+            Contestant::SockBlock => "sock-block",
+            Contestant::SockHandler => "sock-handler",
+            Contestant::SockNotify => "sock-notify",
+            Contestant::Window1 => "window-1",
+            Contestant::Window32 => "window-32",
+            Contestant::DelayedAcks => "delayed-acks",
+            Contestant::Combining => "combining",
+            Contestant::SockUdpSealed => "sock-udp-sealed",
+            Contestant::TcpNagle => "tcp-nagle",
+            Contestant::Tcp => "tcp",
+            Contestant::Copy => "copy",
         }
     }
 
@@ -184,6 +238,10 @@ impl Contestant {
     /// Whether it does this exercise with messages of this size.
     pub(crate) fn takes_part(self, exercise: Exercise, size: usize) -> bool {
         match self {
+            Contestant::Tcp | Contestant::Copy => exercise == Exercise::File,
+            _ if exercise == Exercise::File => self == Contestant::Sock,
+            Contestant::TcpNagle => exercise == Exercise::Stream,
+            _ if self.is_step() => exercise == Exercise::Stream,
             // All packets of a message must fit the receiver's buffer at once.
             Contestant::UdpSpin => exercise == Exercise::PingPong && size <= UDP_MESSAGE_BYTES_MAX,
             Contestant::UdpGso => exercise != Exercise::PingPong,
@@ -217,6 +275,7 @@ impl Contestant {
                 | Contestant::RdmaWrite
                 | Contestant::RdmaRead
                 | Contestant::SendAndMessage
+                | Contestant::SockUdpSealed
         ) || self.lands()
     }
 
@@ -232,6 +291,12 @@ impl Contestant {
         matches!(self, Contestant::Copying | Contestant::Peek | Contestant::Landing | Contestant::AlwaysWrong)
     }
 
+    /// Whether it is one of the steps from one message at a time to all that streams do.
+    pub(crate) fn is_step(self) -> bool {
+        use Contestant::{Combining, DelayedAcks, Window1, Window32};
+        matches!(self, Window1 | Window32 | DelayedAcks | Combining)
+    }
+
     /// Bytes of a message at this size.
     pub(crate) fn message_bytes(self, size: usize) -> usize {
         if self.lands() { landing::MESSAGE_BYTES } else { size }
@@ -242,11 +307,22 @@ impl Contestant {
         matches!(self, Contestant::RdmaRead | Contestant::SendAndMessage)
     }
 
+    /// Whether it makes calls that block.
+    pub(crate) fn blocks(self, exercise: Exercise) -> bool {
+        use Contestant::{SockBlock, SockHandler, SockNotify, TcpBlock, TcpNagle, TcpNoOffload, UnixBlock};
+        matches!(self, SockBlock | SockHandler | SockNotify | TcpBlock | TcpNagle | TcpNoOffload | UnixBlock)
+            || exercise == Exercise::File
+    }
+
     /// What it may wait for its CPU in a trial of so many nanoseconds before something else must have
     /// run: whoever sleeps waits a little each time it is woken.
     pub(crate) fn lost_ns_max(self, exercise: Exercise, nanoseconds: f64) -> f64 {
-        let blocks = matches!(self, Contestant::TcpBlock | Contestant::UnixBlock | Contestant::TcpNoOffload);
-        let part = if blocks || exercise == Exercise::StreamAsleep { 0.3 } else { 0.02 };
+        let part = match self {
+            // Their own threads want the same CPU.
+            Contestant::SockHandler | Contestant::SockNotify => 1.0,
+            _ if self.blocks(exercise) || exercise == Exercise::StreamAsleep => 0.3,
+            _ => 0.02,
+        };
         part * nanoseconds + 5_000.0
     }
 
@@ -257,8 +333,8 @@ impl Contestant {
             Contestant::RawRing => ring::RawRing::meet(link),
             Contestant::TcpSpin => sockets::tcp(self, link, true),
             Contestant::TcpBlock | Contestant::TcpNoOffload => sockets::tcp(self, link, false),
-            Contestant::UnixSpin => sockets::unix(link, true),
-            Contestant::UnixBlock => sockets::unix(link, false),
+            Contestant::UnixSpin => sockets::unix(self, link, true),
+            Contestant::UnixBlock => sockets::unix(self, link, false),
             Contestant::Vi
             | Contestant::ViBuffered
             | Contestant::ViReferenced
@@ -284,6 +360,18 @@ impl Contestant {
             | Contestant::FourSendersNoLists
             | Contestant::Interference
             | Contestant::InterferenceWithin => landing::meet(self, link, size_max),
+            Contestant::Sock
+            | Contestant::SockBlock
+            | Contestant::SockHandler
+            | Contestant::SockNotify
+            | Contestant::Window1
+            | Contestant::Window32
+            | Contestant::DelayedAcks
+            | Contestant::Combining
+            | Contestant::SockUdpSealed => streams::meet(self, link),
+            Contestant::TcpNagle => sockets::Nagle::meet(link),
+            Contestant::Tcp => files::Carrier::over_tcp(link),
+            Contestant::Copy => Ok(files::Carrier::alone(link)),
         }
     }
 }
@@ -321,6 +409,8 @@ pub(crate) enum Exercise {
     StreamAsleep,
     /// Messages one way, and small ones among their packets: as many for 100,000 of them as the size says.
     Interfered,
+    /// A file one way, from memory to memory.
+    File,
 }
 
 impl Exercise {
@@ -331,6 +421,7 @@ impl Exercise {
             Exercise::Stream => "bandwidth",
             Exercise::StreamAsleep => "CPU time",
             Exercise::Interfered => "interference",
+            Exercise::File => "transfer of a file",
         }
     }
 }
@@ -361,6 +452,21 @@ pub(crate) trait Transport {
 
     /// Receives what [`Transport::pour`] sends.
     fn drain(&mut self, size: usize, count: usize) -> Result<(), BenchError>;
+
+    /// Sends a file of `size` bytes `count` times; returns when the other side has written it.
+    fn send_file(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
+        unreachable!("it carries no files")
+    }
+
+    /// Receives what [`Transport::send_file`] sends.
+    fn receive_file(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
+        unreachable!("it carries no files")
+    }
+
+    /// Looks at what arrived, outside of what is timed.
+    fn check(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
 
     /// Makes ready for `count` messages of `size` bytes that this side will send, outside of what is
     /// timed.
@@ -412,6 +518,7 @@ pub(crate) trait Transport {
         match exercise {
             Exercise::PingPong => self.ping(size, count),
             Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => self.pour(size, count),
+            Exercise::File => self.send_file(size, count),
         }
     }
 
@@ -420,6 +527,7 @@ pub(crate) trait Transport {
         match exercise {
             Exercise::PingPong => self.pong(size, count),
             Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => self.drain(size, count),
+            Exercise::File => self.receive_file(size, count),
         }
     }
 }

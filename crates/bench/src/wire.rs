@@ -1,24 +1,38 @@
-//! `bench wire` and `bench landing`: contestants between two network namespaces, in rounds like all others.
+//! `bench wire`, `bench landing` and `bench sockets`: contestants between two network namespaces, in rounds like all
+//! others.
 
 use crate::network::{Keeper, Network, Wire, is_allowed};
 use crate::rounds::{self, Record};
 use crate::transports::{Contestant, Exercise};
-use crate::{BenchError, Options, Report};
+use crate::{Bench, BenchError, Options, Report};
 use std::time::Instant;
 
 /// Makes the network, measures, and removes the network.
 pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
     let mut record = Record::new(options, began);
-    let keeper = if options.loopback {
+    let needed = match options.bench {
+        Bench::Sockets => options.contestants_or_default().iter().any(|contestant| contestant.needs_tending()),
+        _ => true,
+    };
+    let keeper = if options.loopback || !needed {
         None
     } else if is_allowed() {
-        Some(keeper(options, &mut record.notes)?)
+        match keeper(options, &mut record.notes) {
+            // Most of what is measured there needs none.
+            Err(BenchError::Network(why)) if options.bench == Bench::Sockets => {
+                record.notes.push(format!("OVER LOOPBACK, NOT BETWEEN NAMESPACES: {why}"));
+                None
+            }
+            keeper => Some(keeper?),
+        }
     } else {
         let note = "OVER LOOPBACK, NOT BETWEEN NAMESPACES: this process may not make any; run it as root";
         record.notes.push(note.to_owned());
         None
     };
-    record.network = Some(if keeper.is_some() { "veth" } else { "loopback" });
+    if needed {
+        record.network = Some(if keeper.is_some() { "veth" } else { "loopback" });
+    }
     if options.programme().iter().any(|(exercise, _)| *exercise == Exercise::StreamAsleep) {
         let note = "CPU time of a sender has some of the receiver's work in it: the kernel carries a packet up to the \
                     receiver's socket on the sender's CPU, in the sender's name";
@@ -28,7 +42,12 @@ pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchErro
         let note = "LATENCY OF rdma-read AND send-and-message is that of a whole exchange, there and back";
         record.notes.push(note.to_owned());
     }
-    rounds::measure(record, &keeper.as_ref().map_or_else(Network::loopback, |keeper| keeper.network.clone()))
+    let network = keeper.as_ref().map_or_else(Network::loopback, |keeper| keeper.network.clone());
+    if options.bench != Bench::Sockets {
+        return rounds::measure(record, &network);
+    }
+    record.notes.extend(crate::sockets::NOTES.map(str::to_owned));
+    rounds::measure(record, &network.of_one_host())
 }
 
 fn keeper(options: &Options, notes: &mut Vec<String>) -> Result<Keeper, BenchError> {

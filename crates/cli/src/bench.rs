@@ -46,6 +46,44 @@ pub(crate) enum BenchCommand {
     /// messages of somebody else come among them (the paper's table 1). Ratios are to `copying`. The first word, the
     /// last one and another of each message are checked: one that is wrong ends the run.
     Landing(LandingArgs),
+    /// Stream sockets over virtual interfaces, beside TCP and Unix sockets, and what each step to them gains
+    ///
+    /// Repeats the measurements of the paper on sockets over virtual interfaces between two processes: one-way latency
+    /// (4 B to 32 KiB; the paper's figure 5 and table 3), bandwidth (4 B to 32 KiB, and 1 MiB; figures 7 and 8, and the
+    /// steps of table 4), messages per second of writes of 64 B whose reader has a buffer of 64 KiB, and transfers of
+    /// files from memory to memory (table 5, and 1 GiB; they take their sizes in /dev/shm twice, and are removed
+    /// whatever happens). With --report it draws the three figures.
+    ///
+    /// Ratios are to `vi` for latency, to `vi-buffered` for bandwidth, to `tcp-nagle` for messages, and to `copy` for
+    /// files. What streams carry before the clock starts is checked byte by byte, and every file afterwards: one byte
+    /// that is wrong ends the run. As root, `vi-udp-sealed` and `sock-udp-sealed` are measured between two network
+    /// namespaces, as `bench wire` makes them; otherwise over loopback. All others stay on one host.
+    ///
+    /// Other than in `bench latency` and `bench bandwidth`, whoever makes calls that block may run on both CPUs, as most
+    /// programs may: a process with a single CPU never spins before it sleeps.
+    Sockets(SocketArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SocketArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Contestants to measure, separated by commas [default: all]
+    ///
+    /// Latency and bandwidth: vi and vi-buffered (virtual interfaces without sockets), sock (both ends looking without
+    /// pause), sock-block (calls that block, as most programs use them), sock-handler (one thread handles the messages
+    /// of all streams), sock-notify (one for each stream), sock-udp-sealed and vi-udp-sealed (between hosts,
+    /// encrypted); the kernel's tcp-spin and unix-spin (looking without pause), and tcp-block.
+    ///
+    /// Bandwidth, the steps from one message at a time to all that `sock` does: window-1, window-32, delayed-acks,
+    /// combining; and tcp-nagle (tcp-block with the kernel's combining of small writes).
+    ///
+    /// Files: sock, tcp, and copy (one process copies; the limit of the file system).
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    contestants: Vec<Contestant>,
+    /// Measure over loopback, as is done without root
+    #[arg(long)]
+    loopback: bool,
 }
 
 #[derive(Debug, Args)]
@@ -114,7 +152,7 @@ pub(crate) struct CommonArgs {
     #[arg(long, value_name = "N", default_value_t = 20.0, value_parser = parse_seconds)]
     seconds: f64,
     /// Sizes to measure, separated by commas: bytes of a message (of `landing`: of the memory that
-    /// is received into), or numbers of connections
+    /// is received into; of `sockets`: of one of its files too), or numbers of connections
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     sizes: Vec<usize>,
     /// Measure only while the CPUs are near or far, and wait for it
@@ -158,8 +196,13 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
             loopback = args.loopback;
             (Bench::Landing, args.common, args.contestants, false)
         }
+        BenchCommand::Sockets(args) => {
+            loopback = args.loopback;
+            (Bench::Sockets, args.common, args.contestants, false)
+        }
     };
-    if let Some(size) = common.sizes.iter().find(|size| **size > bench.size_max()) {
+    let too_large = |size: &&usize| **size > bench.size_max() && !bench.file_sizes().contains(size);
+    if let Some(size) = common.sizes.iter().find(too_large) {
         let what = format!("{size} is more than the {} that `bench {}` can do", bench.size_max(), bench.name());
         clap::Error::raw(clap::error::ErrorKind::ValueValidation, what + "\n").exit();
     }

@@ -5,8 +5,10 @@ use assert_cmd::Command;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The command, with a place of its own for names, and alone: measurements beside each other would
 /// wait for each other's CPUs.
@@ -221,6 +223,100 @@ fn landing_on_one_core_is_measured_too() {
     assert_eq!(json["state"], "one-core");
     assert_eq!(medians(&json, "success_percent").len(), 3, "{json}");
     assert_eq!(medians(&json, "failed_packets").len(), 6, "{json}");
+}
+
+#[test]
+fn sockets_have_a_row_for_everybody_and_the_papers_tables_and_figures() {
+    let highwire = Highwire::new();
+    let directory = highwire.runtime.path().join("report");
+    let json = highwire
+        .json(&format!("bench sockets --loopback --seconds 12 --sizes 64,32K --json --report {}", directory.display()));
+    let spinners = ["tcp-spin", "unix-spin"].into_iter().filter(|_| !one_cpu());
+    let streams = ["sock", "sock-block", "sock-handler", "sock-notify", "sock-udp-sealed", "tcp-block"];
+    let interfaces = ["vi", "vi-buffered", "vi-udp-sealed"];
+    let latency: Vec<&str> = interfaces.into_iter().chain(streams).chain(spinners).collect();
+    let steps = ["window-1", "window-32", "delayed-acks", "combining"];
+    let bandwidth: Vec<&str> = latency.iter().copied().chain(steps).chain(["tcp-nagle"]).collect();
+    let expected =
+        [("latency_ns", &latency[..]), ("bandwidth_gb_s", &bandwidth[..]), ("messages_per_s", &bandwidth[..])];
+    check_rows(&json, &expected);
+    assert_eq!(sizes(&json), BTreeSet::from([64, 32768]));
+    assert!(medians(&json, "messages_per_s").into_keys().all(|(_, size)| size == 64), "{json}");
+    let written = std::fs::read_to_string(directory.join("sockets.txt")).unwrap();
+    for part in ["table 3", "figure 7", "table 4 and figure 8", "SOVIA_COMBINE", "461 µs", "450 Mb/s"] {
+        assert!(written.contains(part), "{part:?} is missing in\n{written}");
+    }
+    for (plot, shown) in [("5", "sock-handler"), ("7", "tcp-block"), ("8", "delayed-acks")] {
+        let svg = std::fs::read_to_string(directory.join(format!("sockets-figure-{plot}.svg"))).unwrap();
+        assert!(svg.starts_with("<svg") && svg.contains(shown), "figure {plot}");
+    }
+}
+
+#[test]
+fn a_second_is_enough_for_a_few_sockets() {
+    let json = Highwire::new().json("bench sockets --seconds 1 --sizes 4 --contestants vi,sock,sock-block --json");
+    check_rows(
+        &json,
+        &[("latency_ns", &["vi", "sock", "sock-block"]), ("bandwidth_gb_s", &["vi", "sock", "sock-block"])],
+    );
+    assert!(json["network"].is_null(), "nobody needed one: {json}");
+}
+
+/// As root between namespaces.
+#[test]
+fn sockets_on_a_wire_are_measured() {
+    let json =
+        Highwire::new().json("bench sockets --seconds 4 --sizes 1K --contestants sock-udp-sealed,tcp-block --json");
+    let everybody = ["sock-udp-sealed", "tcp-block"];
+    check_rows(&json, &[("latency_ns", &everybody), ("bandwidth_gb_s", &everybody)]);
+    assert!(["veth", "loopback"].contains(&json["network"].as_str().unwrap()), "{json}");
+}
+
+#[test]
+fn files_go_from_memory_to_memory() {
+    let json = Highwire::new().json("bench sockets --seconds 4 --sizes 13827767 --json");
+    check_rows(&json, &[("file_mb_s", &["sock", "tcp", "copy"])]);
+    assert_eq!(sizes(&json), BTreeSet::from([13_827_767]));
+    let copy = json["rows"].as_array().unwrap().iter().find(|row| row["contestant"] == "copy").unwrap();
+    assert_eq!(copy["of_floor"], 1.0);
+}
+
+#[test]
+fn files_in_memory_are_gone_after_ctrl_c() {
+    let highwire = Highwire::new();
+    let mut measuring = std::process::Command::new(env!("CARGO_BIN_EXE_highwire"))
+        .args(["bench", "sockets", "--seconds", "30", "--sizes", "13827767"])
+        .env("HIGHWIRE_RUNTIME_DIR", highwire.runtime.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let files = Path::new("/dev/shm").join(format!("highwire-bench-{}", measuring.id()));
+    wait_until("there are files in memory", || files.join("arrived").exists());
+    let sent = std::process::Command::new("kill").args(["-INT", &measuring.id().to_string()]).status().unwrap();
+    assert!(sent.success() && !measuring.wait().unwrap().success());
+    wait_until("they are gone", || !files.exists());
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(20), "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn strangers_to_sockets_are_told_who_there_is() {
+    let highwire = Highwire::new();
+    for (choice, said) in [("raw-ring", "raw-ring has no part"), ("sokc", "there is no contestant \"sokc\"")] {
+        let line = format!("bench sockets --contestants {choice}");
+        let refused = highwire.run(&line).assert().code(2).get_output().stderr.clone();
+        for part in [said, "sock-block", "window-32", "delayed-acks"] {
+            assert!(text(&refused).contains(part), "{part:?} is missing in\n{}", text(&refused));
+        }
+    }
+    let refused = highwire.run("bench sockets --sizes 32M").assert().code(2).get_output().stderr.clone();
+    assert!(text(&refused).contains("is more than the 16777216"), "{}", text(&refused));
 }
 
 #[test]

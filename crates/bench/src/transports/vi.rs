@@ -49,7 +49,7 @@ pub(super) fn meet_over_udp(
 pub(super) fn nic_over_udp(contestant: Contestant) -> Result<Nic, BenchError> {
     let keys = match contestant {
         // What it protects is worth nothing; both sides just have to have the same.
-        Contestant::ViUdpSealed => Keys::new(ClusterKey::from_random([1; 32])),
+        Contestant::ViUdpSealed | Contestant::SockUdpSealed => Keys::new(ClusterKey::from_random([1; 32])),
         _ => Keys::insecure(),
     };
     let impairments = match contestant {
@@ -594,7 +594,7 @@ fn listen(nic: &Nic) -> Result<ViListener, ListenError> {
     }
 }
 
-const NAMES_MAX: u32 = 64;
+pub(super) const NAMES_MAX: u32 = 64;
 const LINE: usize = 64;
 
 /// What decides which packets are lost.

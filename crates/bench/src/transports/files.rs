@@ -1,0 +1,227 @@
+//! Files from memory to memory, as the paper's ramdisks are: over a stream, or copied by one process.
+//!
+//! A file is sent from one that is kept for the whole run to one that is made anew each time. What arrived is compared
+//! when the clock has stopped.
+
+use super::{Contestant, Exercise, Transport, pattern, sockets};
+use crate::BenchError;
+use crate::machine::kilobytes;
+use crate::pair::{Link, Role};
+use crate::report::bytes_label;
+use std::cell::OnceCell;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+
+/// Why a file of this size cannot be sent here.
+pub(crate) fn too_large(size: usize) -> Option<String> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory = kilobytes(&meminfo, "MemAvailable:").unwrap_or(0) * 1024;
+    let disk = rustix::fs::statvfs(MEMORY).map_or(0, |disk| disk.f_bavail * disk.f_frsize);
+    let (free, needed) = (memory.min(disk), 2 * size as u64 + BYTES_LEFT_FREE);
+    (free < needed).then(|| {
+        let label = bytes_label(size as u64);
+        format!("left out, since {MEMORY} has {free} bytes free and {needed} are needed: transfer of a file of {label}")
+    })
+}
+
+/// A directory in memory, which the driver makes when the first file is to be sent. It is removed however that process
+/// ends: by a shell of its own process group, which Ctrl-C does not reach, and which waits for the end of a pipe.
+#[derive(Debug)]
+pub(crate) struct Ramdisk {
+    path: PathBuf,
+    keeper: OnceCell<Child>,
+}
+
+impl Ramdisk {
+    /// That of process `driver`, which all contestants share, on both sides.
+    pub(crate) fn of(driver: u32) -> Ramdisk {
+        let path = Path::new(MEMORY).join(format!("highwire-bench-{driver}"));
+        Ramdisk { path, keeper: OnceCell::new() }
+    }
+
+    fn make(&self) -> Result<(), BenchError> {
+        // Another process that had this number may have been killed together with its keeper.
+        let _ = std::fs::remove_dir_all(&self.path);
+        let keeper = Command::new("sh")
+            // Once more, if somebody was still writing.
+            .args(["-c", r#"read end; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }"#])
+            .arg(&self.path)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(BenchError::Start)?;
+        let _ = self.keeper.set(keeper);
+        let failed = |source| BenchError::Report { path: self.path.clone(), source };
+        std::fs::create_dir(&self.path).map_err(failed)
+    }
+
+    /// The file of this size, made where there is none yet.
+    fn source(&self, size: usize) -> Result<PathBuf, BenchError> {
+        if self.keeper.get().is_none() {
+            self.make()?;
+        }
+        let path = self.path.join(format!("{size}-bytes"));
+        if path.exists() {
+            return Ok(path);
+        }
+        let mut file = File::create(&path)?;
+        let mut piece = vec![0; PIECE_BYTES];
+        for place in (0..size).step_by(PIECE_BYTES) {
+            let piece = &mut piece[..PIECE_BYTES.min(size - place)];
+            pattern::fill(piece, place as u64);
+            file.write_all(piece)?;
+        }
+        Ok(path)
+    }
+
+    /// Where a file arrives.
+    fn destination(&self) -> PathBuf {
+        self.path.join("arrived")
+    }
+
+    /// Compares what arrived with what was sent, and removes it.
+    fn compare(&self, name: &'static str, size: usize) -> Result<(), BenchError> {
+        let mut file = File::open(self.destination())?;
+        std::fs::remove_file(self.destination())?;
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut place = 0;
+        loop {
+            match file.read(&mut piece)? {
+                0 => break,
+                read => {
+                    pattern::check(name, &piece[..read], place)?;
+                    place += read as u64;
+                }
+            }
+        }
+        if place == size as u64 { Ok(()) } else { Err(BenchError::Bytes { contestant: name, place }) }
+    }
+}
+
+impl Drop for Ramdisk {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper.get_mut() {
+            // It ends with the pipe, and leaves nothing.
+            drop(keeper.stdin.take());
+            let _ = keeper.wait();
+        }
+    }
+}
+
+/// Files over a stream whose calls block.
+pub(super) struct Carrier<S> {
+    name: &'static str,
+    /// None where the driver copies by itself.
+    stream: Option<S>,
+    disk: Rc<Ramdisk>,
+    /// The file that goes next.
+    source: PathBuf,
+    /// Bytes that the file must have that came last.
+    arrived: Option<usize>,
+}
+
+impl Carrier<TcpStream> {
+    pub(super) fn over_tcp(link: &mut Link) -> Result<Box<dyn Transport>, BenchError> {
+        let stream = sockets::tcp_stream(Contestant::Tcp, link)?;
+        Ok(Box::new(Carrier::new(Contestant::Tcp, Some(stream), link)))
+    }
+
+    /// The driver copies by itself.
+    pub(super) fn alone(link: &Link) -> Box<dyn Transport> {
+        Box::new(Carrier::<TcpStream>::new(Contestant::Copy, None, link))
+    }
+}
+
+impl<S: Read + Write> Carrier<S> {
+    pub(super) fn new(contestant: Contestant, stream: Option<S>, link: &Link) -> Carrier<S> {
+        let disk = link.ramdisk.clone();
+        Carrier { name: contestant.name(), stream, disk, source: PathBuf::new(), arrived: None }
+    }
+}
+
+impl<S: Read + Write> Transport for Carrier<S> {
+    fn ping(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
+        unreachable!("it carries files only")
+    }
+
+    fn pong(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
+        unreachable!("it carries files only")
+    }
+
+    fn pour(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
+        unreachable!("it carries files only")
+    }
+
+    fn drain(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
+        unreachable!("it carries files only")
+    }
+
+    fn prepare_for(&mut self, role: Role, _exercise: Exercise, size: usize, _count: usize) -> Result<(), BenchError> {
+        if role == Role::Driver {
+            self.source = self.disk.source(size)?;
+        }
+        Ok(())
+    }
+
+    fn send_file(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        for _ in 0..count {
+            let mut source = File::open(&self.source)?;
+            match &mut self.stream {
+                Some(stream) => {
+                    copy(&mut source, stream, size)?;
+                    stream.read_exact(&mut [0])?;
+                }
+                None => {
+                    copy(&mut source, &mut File::create(self.disk.destination())?, size)?;
+                    self.arrived = Some(size);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn receive_file(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        for _ in 0..count {
+            copy(stream, &mut File::create(self.disk.destination())?, size)?;
+            stream.write_all(&[0])?;
+            stream.flush()?;
+            self.arrived = Some(size);
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<(), BenchError> {
+        self.arrived.take().map_or(Ok(()), |size| self.disk.compare(self.name, size))
+    }
+}
+
+/// Reads and writes until so many bytes have gone.
+fn copy(from: &mut impl Read, to: &mut impl Write, size: usize) -> Result<(), BenchError> {
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut left = size;
+    while left > 0 {
+        let most = left.min(PIECE_BYTES);
+        match from.read(&mut piece[..most])? {
+            0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            read => {
+                to.write_all(&piece[..read])?;
+                left -= read;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A file system in memory, on every Linux.
+const MEMORY: &str = "/dev/shm";
+const PIECE_BYTES: usize = 256 << 10;
+/// What is to be free when both files are there.
+const BYTES_LEFT_FREE: u64 = 256 << 20;
