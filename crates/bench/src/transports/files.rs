@@ -1,4 +1,5 @@
-//! Files from memory to memory, as the paper's ramdisks are: over a stream, or copied by one process.
+//! Files from memory to memory, as the paper's ramdisks are: over a stream, as `highwire send` does it, or copied by
+//! one process.
 //!
 //! A file is sent from one that is kept for the whole run to one that is made anew each time. What arrived is compared
 //! when the clock has stopped.
@@ -8,9 +9,10 @@ use crate::BenchError;
 use crate::machine::kilobytes;
 use crate::pair::{Link, Role};
 use crate::report::bytes_label;
+use highwire_transfer::{self as transfer, Destination, Source};
 use std::cell::OnceCell;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -172,14 +174,13 @@ impl<S: Read + Write> Transport for Carrier<S> {
 
     fn send_file(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
         for _ in 0..count {
-            let mut source = File::open(&self.source)?;
             match &mut self.stream {
                 Some(stream) => {
-                    copy(&mut source, stream, size)?;
-                    stream.read_exact(&mut [0])?;
+                    let sent = Source::open(&self.source).and_then(|source| transfer::send(stream, &source, |_| ()));
+                    sent.map_err(BenchError::library(self.name, "sending a file"))?;
                 }
                 None => {
-                    copy(&mut source, &mut File::create(self.disk.destination())?, size)?;
+                    copy(&self.source, &self.disk.destination())?;
                     self.arrived = Some(size);
                 }
             }
@@ -190,9 +191,8 @@ impl<S: Read + Write> Transport for Carrier<S> {
     fn receive_file(&mut self, size: usize, count: usize) -> Result<(), BenchError> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         for _ in 0..count {
-            copy(stream, &mut File::create(self.disk.destination())?, size)?;
-            stream.write_all(&[0])?;
-            stream.flush()?;
+            let received = transfer::receive(stream, &Destination::file(self.disk.destination()), |_| ());
+            received.map_err(BenchError::library(self.name, "receiving a file"))?;
             self.arrived = Some(size);
         }
         Ok(())
@@ -203,25 +203,20 @@ impl<S: Read + Write> Transport for Carrier<S> {
     }
 }
 
-/// Reads and writes until so many bytes have gone.
-fn copy(from: &mut impl Read, to: &mut impl Write, size: usize) -> Result<(), BenchError> {
+fn copy(from: &Path, to: &Path) -> Result<(), BenchError> {
+    let (mut from, mut to) = (File::open(from)?, File::create(to)?);
     let mut piece = vec![0; PIECE_BYTES];
-    let mut left = size;
-    while left > 0 {
-        let most = left.min(PIECE_BYTES);
-        match from.read(&mut piece[..most])? {
-            0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            read => {
-                to.write_all(&piece[..read])?;
-                left -= read;
-            }
+    loop {
+        match from.read(&mut piece)? {
+            0 => return Ok(()),
+            read => to.write_all(&piece[..read])?,
         }
     }
-    Ok(())
 }
 
 /// A file system in memory, on every Linux.
 const MEMORY: &str = "/dev/shm";
-const PIECE_BYTES: usize = 256 << 10;
+/// As much as a transfer reads at once.
+const PIECE_BYTES: usize = 512 << 10;
 /// What is to be free when both files are there.
 const BYTES_LEFT_FREE: u64 = 256 << 20;
