@@ -78,13 +78,15 @@ struct Outgoing {
     /// Until the close thread has it.
     sender: Option<StreamSender>,
     fin_sent: bool,
-    /// What the descriptor shows, if anything.
+    /// What the descriptor shows, if anything; and whether something was written since.
     shown: Option<bool>,
+    written: bool,
 }
 
 #[derive(Debug)]
 struct Incoming {
-    receiver: StreamReceiver,
+    /// Until it is closed.
+    receiver: Option<StreamReceiver>,
     /// Bytes that were looked at and not taken.
     peeked: VecDeque<u8>,
     end: Option<End>,
@@ -112,9 +114,9 @@ impl Connection {
         let (sender, receiver, watch) = vi.into_stream(&config.rules());
         let id = watch.id();
         let connection = Arc::new(Connection {
-            outgoing: OwnerLock::new(Outgoing { sender: Some(sender), fin_sent: false, shown: None }),
+            outgoing: OwnerLock::new(Outgoing { sender: Some(sender), fin_sent: false, shown: None, written: false }),
             incoming: OwnerLock::new(Incoming {
-                receiver,
+                receiver: Some(receiver),
                 peeked: VecDeque::new(),
                 end: None,
                 shown: None,
@@ -349,6 +351,7 @@ impl Connection {
             Err(_) => Some(Err(self.write_error())),
         };
         if self.watch.is_descriptor_used() {
+            outgoing.written = true;
             return self.show_room(outgoing, written, bytes);
         }
         written
@@ -379,7 +382,8 @@ impl Connection {
             if let Some(sender) = outgoing.sender.as_mut().filter(|_| !writable && self.handling.has_thread()) {
                 sender.await_room();
             }
-            if outgoing.shown.replace(writable) != Some(writable) {
+            let written = std::mem::take(&mut outgoing.written);
+            if outgoing.shown.replace(writable) != Some(writable) || !writable && written {
                 self.watch.show_writable(writable);
             }
             if writable {
@@ -497,6 +501,32 @@ impl Connection {
         }
     }
 
+    /// The last handle is gone. Whoever handles messages may still know it for a moment.
+    pub(crate) fn close(&self) {
+        self.watch.mute(true);
+        self.handling.leave(self.watch.id());
+        let linger = self.linger();
+        let mut incoming = self.incoming();
+        let reset = linger == Some(Duration::ZERO) || incoming.has_unread();
+        let receiver = incoming.receiver.take();
+        drop(incoming);
+        let mut outgoing = self.outgoing();
+        let fin_sent = outgoing.fin_sent;
+        let sender = outgoing.sender.take();
+        drop(outgoing);
+        let Some(mut sender) = sender else { return };
+        let told = match (reset, fin_sent) {
+            (true, _) => sender.mark(RESET),
+            (false, false) => sender.mark(FIN),
+            (false, true) => Ok(()),
+        };
+        // With both ends gone the other side knows that nobody reads.
+        drop(receiver);
+        if told.is_ok() && !sender.is_delivered() {
+            closing::deliver(sender, linger);
+        }
+    }
+
     /// How it stands, after a look.
     pub(crate) fn state(&self) -> State {
         match (self.look_to_the_end(), self.outgoing().fin_sent) {
@@ -595,8 +625,16 @@ impl Incoming {
         if let Some(end) = self.end {
             return Found::End(end);
         }
-        let taken = self.receiver.read(into);
+        let taken = self.look(into);
         self.note(taken)
+    }
+
+    #[inline(always)]
+    fn look(&mut self, into: &mut [u8]) -> Taken {
+        match &mut self.receiver {
+            Some(receiver) => receiver.read(into),
+            None => Taken::Ended(Failure::Closed),
+        }
     }
 
     #[inline(always)]
@@ -619,7 +657,7 @@ impl Incoming {
         let count = self.copy_peeked(into);
         self.peeked.drain(..count);
         if count < into.len() && self.end.is_none() {
-            let taken = self.receiver.read(&mut into[count..]);
+            let taken = self.look(&mut into[count..]);
             if let Found::Bytes(more) = self.note(taken) {
                 return Found::Bytes(count + more);
             }
@@ -639,7 +677,7 @@ impl Incoming {
     /// Copies what there is, and keeps it.
     fn peek(&mut self, into: &mut [u8]) -> Found {
         while self.peeked.len() < into.len() && self.end.is_none() {
-            let taken = self.receiver.read(into);
+            let taken = self.look(into);
             match self.note(taken) {
                 Found::Bytes(count) => self.peeked.extend(&into[..count]),
                 Found::Forked => return Found::Forked,
@@ -657,7 +695,7 @@ impl Incoming {
     fn look_to_the_end(&mut self) -> (Option<End>, bool) {
         let (mut bytes, mut found) = ([0; 4096], false);
         while self.end.is_none() && self.peeked.len() < PEEKED_BYTES_MAX {
-            let taken = self.receiver.read(&mut bytes);
+            let taken = self.look(&mut bytes);
             match self.note(taken) {
                 Found::Bytes(count) => self.peeked.extend(&bytes[..count]),
                 Found::Nothing | Found::Forked => break,
@@ -669,12 +707,12 @@ impl Incoming {
     }
 
     fn has_more(&mut self) -> bool {
-        !self.peeked.is_empty() || self.end.is_some() || self.receiver.has_more()
+        !self.peeked.is_empty() || self.end.is_some() || self.receiver.as_mut().is_none_or(StreamReceiver::has_more)
     }
 
     /// True if there are bytes that nobody has read.
     fn has_unread(&mut self) -> bool {
-        !self.peeked.is_empty() || self.end.is_none() && matches!(self.receiver.read(&mut [0]), Taken::Bytes(_))
+        !self.peeked.is_empty() || self.end.is_none() && matches!(self.look(&mut [0]), Taken::Bytes(_))
     }
 }
 
@@ -685,27 +723,6 @@ enum Found {
     End(End),
     Nothing,
     Forked,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.watch.mute(true);
-        self.handling.leave(self.watch.id());
-        let linger = self.linger();
-        let reset = linger == Some(Duration::ZERO) || self.incoming().has_unread();
-        let mut outgoing = self.outgoing();
-        let fin_sent = outgoing.fin_sent;
-        let Some(mut sender) = outgoing.sender.take() else { return };
-        drop(outgoing);
-        let told = match (reset, fin_sent) {
-            (true, _) => sender.mark(RESET),
-            (false, false) => sender.mark(FIN),
-            (false, true) => Ok(()),
-        };
-        if told.is_ok() && !sender.is_delivered() {
-            closing::deliver(sender, linger);
-        }
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

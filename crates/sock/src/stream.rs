@@ -25,13 +25,21 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Stream {
     connection: Arc<Connection>,
-    addresses: Arc<Addresses>,
+    handle: Arc<Handle>,
 }
 
+/// What all clones of a stream have; it is closed with the last of them.
 #[derive(Debug)]
-struct Addresses {
+struct Handle {
+    connection: Arc<Connection>,
     local: SockAddress,
     peer: SockAddress,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.connection.close();
+    }
 }
 
 impl Stream {
@@ -54,7 +62,7 @@ impl Stream {
             Some(local) => (SockAddress::Host(local), SockAddress::from(watch.peer())),
             None => (this_process(), SockAddress::Named(address.to_owned())),
         };
-        Stream { connection, addresses: Arc::new(Addresses { local, peer }) }
+        Stream::new(connection, local, peer)
     }
 
     /// One that came to a listener at `address`.
@@ -63,22 +71,27 @@ impl Stream {
         let peer = SockAddress::from(connection.watch().peer());
         let local =
             connection.watch().local().map_or_else(|| SockAddress::Named(address.to_owned()), SockAddress::Host);
-        Stream { connection, addresses: Arc::new(Addresses { local, peer }) }
+        Stream::new(connection, local, peer)
+    }
+
+    fn new(connection: Arc<Connection>, local: SockAddress, peer: SockAddress) -> Stream {
+        let handle = Arc::new(Handle { connection: connection.clone(), local, peer });
+        Stream { connection, handle }
     }
 
     /// Another handle to the same stream, which is closed with the last of them. Time-outs and modes are common to all.
     pub fn try_clone(&self) -> io::Result<Stream> {
-        Ok(Stream { connection: self.connection.clone(), addresses: self.addresses.clone() })
+        Ok(Stream { connection: self.connection.clone(), handle: self.handle.clone() })
     }
 
     /// Where the other end is: where it listens, if this side called; who it is, if it did.
     pub fn peer_addr(&self) -> io::Result<SockAddress> {
-        Ok(self.addresses.peer.clone())
+        Ok(self.handle.peer.clone())
     }
 
     /// Where this end is.
     pub fn local_addr(&self) -> io::Result<SockAddress> {
-        Ok(self.addresses.local.clone())
+        Ok(self.handle.local.clone())
     }
 
     /// Ends one direction, or both. Whoever reads on the other side gets what was written, and then the end of file.
