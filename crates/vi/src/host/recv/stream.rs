@@ -18,7 +18,7 @@ pub(crate) struct HostStreamReceiver {
     /// Bytes taken of the current slot.
     taken: u32,
     talk: Arc<Talk>,
-    /// How long to wait before the next look, in ticks, and the least that is worth it.
+    /// How long to leave the writer alone before the next look at a slot that grows, in ticks, and the least.
     patience: Ticks,
     patience_least: Ticks,
 }
@@ -72,7 +72,6 @@ impl HostStreamReceiver {
             let mut current = match self.current {
                 Some(current) => current,
                 None => {
-                    self.be_patient(got);
                     looked = true;
                     match self.begin()? {
                         Some(current) => current,
@@ -127,11 +126,12 @@ impl HostStreamReceiver {
     #[inline(always)]
     fn note_taken(&mut self, got: usize) {
         self.rx.stats.bytes += got as u64;
-        let answers = self.talk.note_heard();
-        self.patience = match got {
-            _ if answers => 0,
-            0..ENOUGH_BYTES => (self.patience * 2).clamp(self.patience_least, self.patience_least * PATIENCE_MOST),
-            _ => self.patience / 2,
+        let in_turn = self.talk.note_heard();
+        let most = self.patience_least * PATIENCE_MOST;
+        self.patience = match (in_turn, got) {
+            (true, _) => 0,
+            (false, 0..ENOUGH_BYTES) => (self.patience * 2).clamp(self.patience_least, most),
+            (false, _) => self.patience / 2,
         };
         if self.rx.reader.publish_due() {
             self.rx.publish_progress();
@@ -259,5 +259,5 @@ impl HostStreamReceiver {
 /// A read that finds so much was worth it.
 const ENOUGH_BYTES: usize = 16384;
 /// The least time that the writer is left alone for, and the most, as a multiple.
-const PATIENCE_LEAST: Duration = Duration::from_nanos(32);
-const PATIENCE_MOST: Ticks = 128;
+const PATIENCE_LEAST: Duration = Duration::from_nanos(64);
+const PATIENCE_MOST: Ticks = 64;
