@@ -5,6 +5,7 @@
 //! * Never with more spinners than allowed CPUs less one, counting affinity and quota.
 
 use highwire_mem::{Sleep, Ticks, cpus_allowed, current_cpu, pause, ticks, ticks_per_second};
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -64,10 +65,27 @@ impl SpinRules {
     }
 
     fn cpus(&self) -> usize {
-        let allowed = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
-        allowed.min(self.quota)
+        allowed_here().min(self.quota)
     }
 }
+
+/// CPUs that this thread may run on. Asked of the kernel now and then: whoever waits for one chunk after the other would
+/// ask all the time.
+fn allowed_here() -> usize {
+    thread_local!(static KNOWN: Cell<Option<(Ticks, usize)>> = const { Cell::new(None) });
+    let now = ticks();
+    match KNOWN.get() {
+        Some((asked, allowed)) if ((now.wrapping_sub(asked)) as f64) < KNOWN_SECONDS * ticks_per_second() => allowed,
+        _ => {
+            let allowed = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
+            KNOWN.set(Some((now, allowed)));
+            allowed
+        }
+    }
+}
+
+/// So long the answer holds.
+const KNOWN_SECONDS: f64 = 0.01;
 
 struct SpinPlace;
 
