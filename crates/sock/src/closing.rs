@@ -4,13 +4,16 @@
 //! with this process, so somebody has to stay until they have arrived. One thread does, for all streams; it ends when
 //! there is nothing left to wait for. When the process exits, it is waited for, [`EXIT_WAIT`] at most.
 
+use highwire_mem::Process;
 use highwire_vi::StreamSender;
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Streams that were closed and have bytes under way.
 static CLOSING: Mutex<Closing> = Mutex::new(Closing { streams: Vec::new(), running: false });
 static DONE: Condvar = Condvar::new();
+/// Whose they are.
+static PROCESS: OnceLock<Process> = OnceLock::new();
 
 struct Closing {
     streams: Vec<(StreamSender, Instant)>,
@@ -26,8 +29,10 @@ pub(crate) fn deliver(mut sender: StreamSender, linger: Option<Duration>) {
         }
         return;
     }
-    static AT_EXIT: Once = Once::new();
-    AT_EXIT.call_once(|| highwire_mem::at_exit(wait_at_exit));
+    PROCESS.get_or_init(|| {
+        highwire_mem::at_exit(wait_at_exit);
+        Process::current()
+    });
     let mut closing = lock();
     closing.streams.push((sender, Instant::now() + PATIENCE));
     if !closing.running {
@@ -40,8 +45,11 @@ pub(crate) fn deliver(mut sender: StreamSender, linger: Option<Duration>) {
     }
 }
 
-/// When the process exits.
+/// When the process exits; a forked child has nobody to wait for.
 fn wait_at_exit() {
+    if !PROCESS.get().is_some_and(|process| process.is_this()) {
+        return;
+    }
     let closing = lock();
     let _ = DONE.wait_timeout_while(closing, EXIT_WAIT, |closing| closing.running);
 }

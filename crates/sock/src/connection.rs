@@ -24,7 +24,7 @@ use crate::closing;
 use crate::config::SockConfig;
 use crate::error;
 use crate::handling::Handling;
-use highwire_mem::{OwnerGuard, OwnerLock};
+use highwire_mem::{OwnerGuard, OwnerLock, Process};
 use highwire_vi::{Failure, PostError, StreamReceiver, StreamSender, StreamWatch, Taken, Vi, WaitError};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -52,6 +52,8 @@ pub enum State {
 
 #[derive(Debug)]
 pub(crate) struct Connection {
+    /// In a forked child nobody knows who was at it when it was made.
+    process: Process,
     outgoing: OwnerLock<Outgoing>,
     incoming: OwnerLock<Incoming>,
     watch: StreamWatch,
@@ -114,6 +116,7 @@ impl Connection {
         let (sender, receiver, watch) = vi.into_stream(&config.rules());
         let id = watch.id();
         let connection = Arc::new(Connection {
+            process: Process::current(),
             outgoing: OwnerLock::new(Outgoing { sender: Some(sender), fin_sent: false, shown: None, written: false }),
             incoming: OwnerLock::new(Incoming {
                 receiver: Some(receiver),
@@ -187,7 +190,13 @@ impl Connection {
     }
 
     #[inline(always)]
+    fn check_process(&self) -> io::Result<()> {
+        if self.process.is_this() { Ok(()) } else { Err(error::forked()) }
+    }
+
+    #[inline(always)]
     fn when_readable(&self, mut take: impl FnMut(&mut Incoming) -> Found) -> io::Result<usize> {
+        self.check_process()?;
         let mut incoming = self.incoming();
         let found = take(&mut incoming);
         if found != Found::Nothing {
@@ -206,6 +215,8 @@ impl Connection {
             return self.finish_reading(&mut incoming, Found::End(End::Fin));
         }
         if nonblocking {
+            // Whoever rang late, or for nothing, has made the descriptor readable.
+            incoming.taken = true;
             self.show_readable(&mut incoming);
             // Something may have come while that was shown.
             return match take(&mut incoming) {
@@ -296,6 +307,7 @@ impl Connection {
     /// Writes as much as there is room for; all of it, waiting for room, unless that is not wanted.
     #[inline]
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.check_process()?;
         let mut outgoing = self.outgoing();
         match self.write_some(&mut outgoing, bytes) {
             Some(Ok(count)) if count == bytes.len() => Ok(count),
@@ -471,6 +483,7 @@ impl Connection {
     // ── Ending ───────────────────────────────────────────────────────────────────────────────────
 
     pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.check_process()?;
         if matches!(self.state(), State::Closed | State::Reset) {
             return Err(io::Error::new(ErrorKind::NotConnected, "the stream is closed in both directions already"));
         }
@@ -503,6 +516,9 @@ impl Connection {
 
     /// The last handle is gone. Whoever handles messages may still know it for a moment.
     pub(crate) fn close(&self) {
+        if !self.process.is_this() {
+            return;
+        }
         self.watch.mute(true);
         self.handling.leave(self.watch.id());
         let linger = self.linger();
@@ -529,6 +545,9 @@ impl Connection {
 
     /// How it stands, after a look.
     pub(crate) fn state(&self) -> State {
+        if !self.process.is_this() {
+            return State::Reset;
+        }
         match (self.look_to_the_end(), self.outgoing().fin_sent) {
             (Some(End::Reset(_)), _) => State::Reset,
             (Some(End::Fin), true) => State::Closed,
@@ -540,6 +559,9 @@ impl Connection {
 
     /// A reset that nobody was told of yet.
     pub(crate) fn take_error(&self) -> Option<io::Error> {
+        if let Err(forked) = self.check_process() {
+            return Some(forked);
+        }
         match self.look_to_the_end() {
             Some(End::Reset(failure)) => self.reset_error(failure),
             _ => None,
@@ -570,7 +592,9 @@ impl Connection {
 
     pub(crate) fn set_nodelay(&self, nodelay: bool) {
         self.nodelay.store(nodelay, SeqCst);
-        if let Some(sender) = &mut self.outgoing().sender {
+        if self.process.is_this()
+            && let Some(sender) = &mut self.outgoing().sender
+        {
             sender.set_combining(self.config.combining(nodelay));
         }
     }
@@ -605,6 +629,7 @@ impl Connection {
 
     /// The descriptor, which from now on shows what can be done.
     pub(crate) fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.check_process()?;
         let first = !self.watch.is_descriptor_used();
         let descriptor = self.watch.descriptor()?;
         if first {

@@ -14,26 +14,28 @@ use crate::bells::{BellHome, QueueShared};
 use crate::config::{Config, ViOptions};
 use crate::error::ConnectError;
 use crate::host::Parts;
-use crate::host::member::{STATE_OPEN, state_word};
+use crate::host::member::{STATE_CLOSED, STATE_OPEN, state_word};
 use crate::host::peer::{Introduction, Peer};
 use crate::host::rendezvous::{Half, MESSAGE_BYTES, Name, Refusal, Rendezvous, random_name};
 use crate::nic::NicInner;
 use crate::vi::Vi;
 use highwire_mem::{
     BellIndex, BellPage, Block, BlockShape, Courier, CourierError, Credentials, Extents, LAYOUT_VERSION, OwnRegion,
-    PeerRegion, heavy_barrier_available,
+    PeerRegion, deadline, heavy_barrier_available,
 };
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, TryLockError};
+use std::time::{Duration, Instant};
 
 /// The other side may answer "unknown pair" when it has just let go of it; a new pair is made then.
 const TRIES: usize = 3;
 /// Slot indexes have 62 bits in the release log, and a connection is to last.
 pub(crate) const FIRST_INDEX_MAX: u64 = 1 << 61;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often whoever waits for its turn looks.
+const TURN_LOOK: Duration = Duration::from_millis(1);
 
 /// A bell of ours, given back unless the VI comes about.
 struct BellLease {
@@ -68,11 +70,18 @@ impl Drop for BellLease {
 struct BlockLease {
     peer: Option<Arc<Peer>>,
     block: Block,
+    serial: u32,
+    /// The other side was told of it, and may read it.
+    told: bool,
 }
 
 impl Drop for BlockLease {
     fn drop(&mut self) {
-        if let Some(peer) = self.peer.take() {
+        let Some(peer) = self.peer.take() else { return };
+        if self.told {
+            // A VI may have come about there, which would read what the next one writes: the block is not used again.
+            self.block.set_state(peer.ours(), state_word(self.serial, STATE_CLOSED));
+        } else {
             peer.return_block(self.block);
         }
     }
@@ -115,7 +124,7 @@ fn prepare(side: &mut Side, shape: BlockShape, first_index: u64, serial: u32) ->
     block.prepare(side.memory(), first_index, fresh);
     block.set_state(side.memory(), state_word(serial, STATE_OPEN));
     let peer = if let Side::Known(peer) = side { Some(peer.clone()) } else { None };
-    Ok(BlockLease { peer, block })
+    Ok(BlockLease { peer, block, serial, told: false })
 }
 
 /// Descriptors in the order of the protocol.
@@ -264,11 +273,24 @@ pub(crate) fn connect(
     path: &Path,
     options: &ViOptions<'_>,
 ) -> Result<Vi, ConnectError> {
+    let timeout = options.connect_timeout.unwrap_or(nic.config.connect_timeout);
+    let until = deadline(timeout);
     let turn = nic.turn_to_connect(path);
-    let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _turn = loop {
+        match turn.try_lock() {
+            Ok(turn) => break turn,
+            Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(TURN_LOOK),
+            Err(TryLockError::WouldBlock) => {
+                return Err(ConnectError::TimedOut { address: address.to_owned(), timeout });
+            }
+        }
+    };
     for attempt in 1.. {
-        match connect_once(nic, address, path, options, attempt > 1) {
+        let left = until.saturating_duration_since(Instant::now());
+        match connect_once(nic, address, path, options, attempt > 1, left) {
             Err(ConnectError::Refused { reason: Refusal::UnknownPair, .. }) if attempt < TRIES => {}
+            Err(ConnectError::TimedOut { address, .. }) => return Err(ConnectError::TimedOut { address, timeout }),
             result => return result,
         }
     }
@@ -281,9 +303,9 @@ fn connect_once(
     path: &Path,
     options: &ViOptions<'_>,
     new_pair: bool,
+    timeout: Duration,
 ) -> Result<Vi, ConnectError> {
     let config = &nic.config;
-    let timeout = options.connect_timeout.unwrap_or(config.connect_timeout);
     let named = || address.to_owned();
     let failed = |source: CourierError| match source {
         CourierError::Socket(Errno::NOENT | Errno::CONNREFUSED) => ConnectError::NobodyThere { address: named() },
@@ -320,7 +342,7 @@ fn connect_once(
     let serial = u32::from_le_bytes([random[0], random[1], random[2], random[3]]) >> 2;
     let shape = nic.shape;
     let block = prepare(&mut side, shape, config.first_index, serial)?;
-    let joining = Joining {
+    let mut joining = Joining {
         nic,
         options,
         side,
@@ -335,10 +357,15 @@ fn connect_once(
     };
     let handed = descriptors(&joining.side, &joining.lease, new_page);
     courier.send(&Rendezvous::connect(joining.half()).encode(), &handed, timeout).map_err(failed)?;
+    drop(handed);
+    joining.block.told = true;
     let (length, descriptors) = courier.receive(&mut bytes, timeout).map_err(failed)?;
     let half = match Rendezvous::decode(&bytes[..length]) {
         Some(Rendezvous::Accept { version: LAYOUT_VERSION, half }) => half,
-        Some(Rendezvous::Refuse { reason, .. }) => return Err(ConnectError::Refused { address: named(), reason }),
+        Some(Rendezvous::Refuse { reason, .. }) => {
+            joining.block.told = false;
+            return Err(ConnectError::Refused { address: named(), reason });
+        }
         _ => return Err(strange("it did not answer the request")),
     };
     let ours = joining.half();

@@ -10,6 +10,9 @@ use highwire_mem::{Courier, CourierError, CourierListener, deadline};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,10 +32,11 @@ pub(crate) struct HostListener {
     nic: Arc<NicInner>,
     path: PathBuf,
     socket: CourierListener,
-    /// The socket and the half-open connections.
+    /// The socket, unless there are too many half-open connections; those; and the timer, while there are any.
     callers: OwnedFd,
+    timer: OwnedFd,
     allow: Allow,
-    half_open: Mutex<Vec<HalfOpen>>,
+    half_open: Mutex<HalfOpens>,
     _lock: OwnedFd,
     /// Dropped after the lock's descriptor, whose closing gives the lock up.
     _name: NameHeld,
@@ -56,6 +60,14 @@ impl Drop for NameHeld {
     fn drop(&mut self) {
         NAMES.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
     }
+}
+
+/// Connections that have not asked yet, and what is watched because of them.
+#[derive(Debug, Default)]
+struct HalfOpens {
+    list: Vec<HalfOpen>,
+    full: bool,
+    timed: bool,
 }
 
 /// A connection that was greeted and has not asked for anything yet.
@@ -88,8 +100,11 @@ impl HostListener {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
         let callers = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
         watch(&callers, &socket).map_err(|e| failed(e.into()))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(|e| failed(e.into()))?;
+        watch(&callers, &timer).map_err(|e| failed(e.into()))?;
         let half_open = Mutex::default();
-        Ok(HostListener { nic, path, socket, callers, allow, half_open, _lock: lock, _name: name })
+        Ok(HostListener { nic, path, socket, callers, timer, allow, half_open, _lock: lock, _name: name })
     }
 
     pub(crate) fn accept_with(&self, timeout: Duration, options: &ViOptions<'_>) -> Result<Vi, AcceptError> {
@@ -97,6 +112,7 @@ impl HostListener {
             return Err(AcceptError::ForkedChild);
         }
         let deadline = deadline(timeout);
+        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
         loop {
             if let Some(vi) = self.answer_one(options) {
                 return Ok(vi);
@@ -114,7 +130,30 @@ impl HostListener {
 
     /// Answers the first half-open connection that has asked, and forgets those that are too slow.
     fn answer_one(&self, options: &ViOptions<'_>) -> Option<Vi> {
-        let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut half_opens = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = self.answer_first(&mut half_opens.list, options);
+        self.watch_for(&mut half_opens);
+        answered
+    }
+
+    /// Whoever waits by the descriptor is to be woken by what can be done something about.
+    fn watch_for(&self, half_opens: &mut HalfOpens) {
+        let (full, some) = (half_opens.list.len() >= self.nic.config.half_open_max, !half_opens.list.is_empty());
+        if full != std::mem::replace(&mut half_opens.full, full) {
+            // It fails for want of memory only; then it is found at the next look.
+            let _ = if full { epoll::delete(&self.callers, &self.socket) } else { watch(&self.callers, &self.socket) };
+        }
+        if some != std::mem::replace(&mut half_opens.timed, some) {
+            let every = Timespec { tv_sec: if some { REQUEST_TIMEOUT.as_secs() as i64 } else { 0 }, tv_nsec: 0 };
+            let _ = timerfd_settime(
+                &self.timer,
+                TimerfdTimerFlags::empty(),
+                &Itimerspec { it_interval: every, it_value: every },
+            );
+        }
+    }
+
+    fn answer_first(&self, half_open: &mut Vec<HalfOpen>, options: &ViOptions<'_>) -> Option<Vi> {
         let mut index = 0;
         while index < half_open.len() {
             let mut bytes = [0; MESSAGE_BYTES];
@@ -149,8 +188,8 @@ impl HostListener {
 
     /// Takes a connection from the backlog; false if there was none.
     fn greet_one(&self) -> Result<bool, AcceptError> {
-        let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-        if half_open.len() >= self.nic.config.half_open_max {
+        let mut half_opens = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        if half_opens.list.len() >= self.nic.config.half_open_max {
             return Ok(false);
         }
         let Some(courier) = self.socket.accept().map_err(|errno| AcceptError::Socket(errno.into()))? else {
@@ -162,7 +201,8 @@ impl HostListener {
         } else if handover::greet(&self.nic, &courier).is_ok() {
             // Whoever is not watched is found at the next look.
             let _ = watch(&self.callers, &courier);
-            half_open.push(HalfOpen { courier: Arc::new(courier), since: Instant::now() });
+            half_opens.list.push(HalfOpen { courier: Arc::new(courier), since: Instant::now() });
+            self.watch_for(&mut half_opens);
         }
         Ok(true)
     }
@@ -170,7 +210,7 @@ impl HostListener {
     fn wait(&self, left: Duration) -> Result<(), AcceptError> {
         let couriers: Vec<Arc<Courier>> = {
             let half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-            half_open.iter().map(|half| half.courier.clone()).collect()
+            half_open.list.iter().map(|half| half.courier.clone()).collect()
         };
         let full = couriers.len() >= self.nic.config.half_open_max;
         let mut polled: Vec<PollFd<'_>> =

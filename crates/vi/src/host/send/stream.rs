@@ -58,8 +58,8 @@ impl HostStreamSender {
     }
 
     pub(crate) fn set_combining(&mut self, combining: Combining) {
+        // What is open stays so: its reader waits for more of it, or for the next slot.
         self.combining = combining;
-        self.open = None;
     }
 
     pub(crate) fn stats(&self) -> SendStats {
