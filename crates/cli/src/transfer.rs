@@ -73,7 +73,8 @@ fn connect_and_send(args: &SendArgs, source: &Source, recording: Option<Recordin
         part(&mut stream);
     }
     let summary = Summary { done: "sent", file: &args.file, outcome: sent?, seconds: began.elapsed().as_secs_f64() };
-    crate::print(&summary.text(args.json))
+    tell(&summary.text(args.json));
+    Ok(())
 }
 
 /// Calls, and calls again for `wait` seconds if nobody is there.
@@ -117,9 +118,9 @@ fn accept_and_receive(
     let listener = Sockets::new(&nic).bind(&args.address)?;
     let listening = format!("listening at {} with {known_by}; stop with Ctrl-C\n", listener.local_addr()?);
     if args.json {
-        io::stderr().write_all(listening.as_bytes())?;
+        let _ = io::stderr().write_all(listening.as_bytes());
     } else {
-        crate::print(&listening)?;
+        tell(&listening);
     }
     let (mut stream, _) = listener.accept()?;
     // A second sender would wait for nothing.
@@ -132,7 +133,13 @@ fn accept_and_receive(
     part(&mut stream);
     let received = received?;
     let summary = Summary { done: "received", file: &received.path, outcome: received.outcome, seconds };
-    crate::print(&summary.text(args.json))
+    tell(&summary.text(args.json));
+    Ok(())
+}
+
+/// Prints, if anybody reads: who does not is still to get the file.
+fn tell(text: &str) {
+    let _ = crate::print(text);
 }
 
 /// Says that nothing more comes, and stays until the other side has heard it.

@@ -18,10 +18,14 @@ use std::time::Duration;
 /// writer dies then. Small writes are combined while the reader is behind; while it is not, each is sent at once.
 ///
 /// Differences to a TCP stream:
+/// * Connecting waits until the other side accepts; nobody answers for it meanwhile.
 /// * A write to a peer that has closed the stream fails at once; with TCP the first one is lost without an error.
 /// * A peer that died is [`io::ErrorKind::ConnectionReset`], after everything that it had written; with TCP it can look
 ///   like an orderly end.
-/// * There is no urgent data, and no half-open stream without an error: peers that fall silent are noticed.
+/// * Between hosts, what was written and has not arrived is lost if the writer is killed: it is in its memory.
+/// * It belongs to its process: a forked child cannot use it, and its descriptor is for polling alone.
+/// * There is no urgent data and no time to live, and no half-open stream without an error: peers that fall silent are
+///   noticed.
 #[derive(Debug)]
 pub struct Stream {
     connection: Arc<Connection>,

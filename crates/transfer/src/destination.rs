@@ -3,8 +3,10 @@
 use crate::error::ReceiveError;
 use crate::format::FileName;
 use crate::source::kind;
+use rustix::fs::Access;
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Where a received file goes, and what may become of one that is there.
@@ -48,6 +50,10 @@ impl Destination {
     pub fn check(&self) -> Result<(), ReceiveError> {
         match &self.place {
             Place::Directory(directory) => is_directory(directory),
+            // A name with a slash behind it is that of a directory.
+            Place::File(file) if file.as_os_str().as_bytes().ends_with(b"/") => {
+                Err(ReceiveError::NoDirectory { path: file.clone() })
+            }
             Place::File(file) => {
                 is_directory(&directory_of(file))?;
                 self.allows(file)
@@ -101,7 +107,10 @@ pub(crate) fn directory_of(file: &Path) -> PathBuf {
 
 fn is_directory(path: &Path) -> Result<(), ReceiveError> {
     match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Ok(()),
+        Ok(found) if found.is_dir() => {
+            let allowed = rustix::fs::access(path, Access::WRITE_OK | Access::EXEC_OK);
+            allowed.map_err(|errno| ReceiveError::write(path, 0, errno.into()))
+        }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(ReceiveError::write(path, 0, error)),
         _ => Err(ReceiveError::NoDirectory { path: path.into() }),
     }

@@ -228,7 +228,9 @@ pub enum ReceiveError {
         path: PathBuf,
     },
     /// Another receiver is at it.
-    #[error("{path:?} is being received by somebody else: wait for that, or give another name with --output")]
+    #[error(
+        "{path:?} is not ours alone: somebody else receives it, or has removed or replaced it; wait for that and run both commands again, or give another name with --output"
+    )]
     Busy {
         /// What the other one writes.
         path: PathBuf,

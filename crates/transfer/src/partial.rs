@@ -7,7 +7,7 @@ use crate::format::{BLOCK_BYTES, Offer, PIECE_BYTES, piece_of};
 use crate::source::kind;
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -70,15 +70,19 @@ impl Partial {
     /// Gives the file its permissions, its time and its name, all of it being there.
     pub(crate) fn finish(self, offer: &Offer, replace: bool, sync: bool) -> Result<PathBuf, ReceiveError> {
         let failed = |error| self.failed(offer.size, error);
-        // It was created with the sender's bits, less those that the user's umask forbids, but writable.
-        let writable = self.file.metadata().map_err(failed)?.permissions();
-        let settled = self.settle(offer, writable.mode() & offer.mode, sync).map_err(failed);
-        if let Err(error) = settled.and_then(|()| self.rename(replace)) {
-            // The next attempt has to open it again.
-            let _ = self.file.set_permissions(writable);
-            return Err(error);
+        if let Some(modified) = offer.modified() {
+            self.file.set_modified(modified).map_err(failed)?;
         }
         if sync {
+            self.file.sync_all().map_err(failed)?;
+        }
+        self.rename(replace)?;
+        // Now, since until now another attempt would have had to open it. It was created with the sender's bits, less
+        // those that the user's umask forbids, but writable.
+        let writable = self.file.metadata().map_err(failed)?.permissions();
+        self.file.set_permissions(Permissions::from_mode(writable.mode() & offer.mode)).map_err(failed)?;
+        if sync {
+            self.file.sync_all().map_err(failed)?;
             let directory = directory_of(&self.whole);
             let synced = File::open(&directory).and_then(|directory| directory.sync_all());
             synced.map_err(|error| ReceiveError::write(&directory, offer.size, error))?;
@@ -86,20 +90,21 @@ impl Partial {
         Ok(self.whole)
     }
 
-    fn settle(&self, offer: &Offer, mode: u32, sync: bool) -> io::Result<()> {
-        self.file.set_permissions(Permissions::from_mode(mode))?;
-        if let Some(modified) = offer.modified() {
-            self.file.set_modified(modified)?;
-        }
-        if sync { self.file.sync_all() } else { Ok(()) }
-    }
-
     fn rename(&self, replace: bool) -> Result<(), ReceiveError> {
+        // A name is no file: somebody may have removed ours, and another may be there. Both before and after, since it
+        // may be in between.
+        self.check_is_at(&self.path)?;
         let renamed = if replace { fs::rename(&self.path, &self.whole) } else { rename_new(&self.path, &self.whole) };
         renamed.map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => ReceiveError::Exists { path: self.whole.clone() },
             _ => ReceiveError::write(&self.whole, self.have, error),
-        })
+        })?;
+        self.check_is_at(&self.whole)
+    }
+
+    fn check_is_at(&self, path: &Path) -> Result<(), ReceiveError> {
+        let opened = self.file.metadata().map_err(|error| self.failed(self.have, error))?;
+        if is_at(path, &opened) { Ok(()) } else { Err(ReceiveError::Busy { path: path.into() }) }
     }
 
     fn failed(&self, written: u64, error: io::Error) -> ReceiveError {
@@ -129,11 +134,15 @@ fn open_locked(path: &Path, mode: u32) -> Result<File, ReceiveError> {
         Err(TryLockError::Error(error)) => return Err(failed(error)),
     }
     // Whoever had the lock until now may have made it the whole file, which is not ours to write to.
-    let named = fs::symlink_metadata(path).ok().map(|named| (named.dev(), named.ino()));
-    if named != Some((opened.dev(), opened.ino())) {
+    if !is_at(path, &opened) {
         return Err(ReceiveError::Busy { path: path.into() });
     }
     Ok(file)
+}
+
+/// That the file of this description is the one at `path`.
+fn is_at(path: &Path, opened: &Metadata) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino()))
 }
 
 /// Renames, but replaces nothing.

@@ -136,7 +136,7 @@ impl<S: Read + Write, P: FnMut(Progress)> Sending<'_, S, P> {
             (self.progress)(Progress::Moved { bytes: self.at, of: size });
         }
         // Of an empty file, and of one that the receiver has already, no piece was read.
-        self.source.check()
+        self.source.check_end()
     }
 
     fn await_report(&mut self) -> Result<(), SendError> {

@@ -55,6 +55,15 @@ impl Source {
         if same { Ok(()) } else { Err(self.changed()) }
     }
 
+    /// That it ends where it is said to: files that the kernel makes up when they are read often do not.
+    pub(crate) fn check_end(&self) -> Result<(), SendError> {
+        match self.file.read_at(&mut [0], self.offer.size) {
+            Ok(0) => self.check(),
+            Ok(_) => Err(self.changed()),
+            Err(error) => Err(self.unreadable(error)),
+        }
+    }
+
     fn changed(&self) -> SendError {
         SendError::Changed { path: self.path.clone() }
     }

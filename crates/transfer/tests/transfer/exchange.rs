@@ -319,6 +319,37 @@ fn a_file_is_received_once_at_a_time() {
 }
 
 #[test]
+fn a_part_that_another_took_the_place_of_is_not_put_in_place() {
+    let place = Place::new(3 * PIECE);
+    let source = Source::open(&place.source()).unwrap();
+    let (mut near, mut far) = pair();
+    let (destination, part) = (place.destination(), place.whole().with_added_extension("part"));
+    let receiver = thread::spawn(move || receive(&mut far, &destination, |_| ()));
+    let sent = send(&mut near, &source, |progress| {
+        if has_moved(progress, PIECE as u64) {
+            while fs::remove_file(&part).is_err() {}
+            fs::write(&part, "something else").unwrap();
+        }
+    });
+    let received = receiver.join().unwrap();
+    assert!(matches!(received, Err(ReceiveError::Busy { .. })), "{received:?}");
+    assert!(sent.is_err() && !place.whole().exists());
+    assert_eq!(fs::read(&part).unwrap(), b"something else");
+}
+
+#[test]
+fn a_file_that_has_more_than_it_says_is_not_sent() {
+    let place = Place::new(1);
+    let source = Source::open(std::path::Path::new("/proc/cpuinfo")).unwrap();
+    let (mut near, mut far) = pair();
+    let destination = place.destination();
+    let receiver = thread::spawn(move || receive(&mut far, &destination, |_| ()));
+    let sent = send(&mut near, &source, |_| ());
+    assert!(matches!(sent, Err(SendError::Changed { .. })), "{sent:?}");
+    assert!(receiver.join().unwrap().is_err() && !place.here().join("cpuinfo").exists());
+}
+
+#[test]
 fn several_files_go_over_one_stream() {
     let place = Place::new(PIECE + 1);
     let (mut near, mut far) = pair();
