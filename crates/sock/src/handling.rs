@@ -22,6 +22,8 @@ pub(crate) struct Threads {
 /// A thread that wakes readers, and whom.
 #[derive(Clone, Debug)]
 pub(crate) struct Handler {
+    /// For one stream.
+    alone: bool,
     streams: Arc<Mutex<HashMap<ViId, Weak<Connection>>>>,
     notify: Arc<Notify>,
 }
@@ -34,12 +36,12 @@ impl Threads {
     pub(crate) fn handling(&self, nic: &Nic, strategy: Strategy) -> io::Result<Handling> {
         Ok(Handling(match strategy {
             Strategy::Single => None,
-            Strategy::Notify => Some(Handler::spawn(nic)?),
+            Strategy::Notify => Some(Handler::spawn(nic, true)?),
             Strategy::Handler => {
                 let mut handler = self.handler.lock().unwrap_or_else(PoisonError::into_inner);
                 let known = match &*handler {
                     Some(known) => known.clone(),
-                    None => handler.insert(Handler::spawn(nic)?).clone(),
+                    None => handler.insert(Handler::spawn(nic, false)?).clone(),
                 };
                 Some(known)
             }
@@ -52,6 +54,7 @@ impl Handling {
     pub(crate) fn options(&self) -> ViOptions<'_> {
         match &self.0 {
             None => ViOptions::new().own_bell(),
+            Some(handler) if handler.alone => ViOptions::new().notify(&handler.notify).own_bell(),
             Some(handler) => ViOptions::new().notify(&handler.notify),
         }
     }
@@ -76,7 +79,7 @@ impl Handling {
 }
 
 impl Handler {
-    fn spawn(nic: &Nic) -> io::Result<Handler> {
+    fn spawn(nic: &Nic, alone: bool) -> io::Result<Handler> {
         let streams: Arc<Mutex<HashMap<ViId, Weak<Connection>>>> = Arc::default();
         let known = streams.clone();
         let queue = nic.completion_queue().map_err(io::Error::other)?;
@@ -88,7 +91,7 @@ impl Handler {
                 None => std::thread::yield_now(),
             }
         })?;
-        Ok(Handler { streams, notify: Arc::new(notify) })
+        Ok(Handler { alone, streams, notify: Arc::new(notify) })
     }
 }
 

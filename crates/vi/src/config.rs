@@ -165,7 +165,8 @@ impl<'a> ViOptions<'a> {
     }
 
     /// A doorbell for this VI alone, rather than that of a completion queue. Whoever sleeps for another VI is then not
-    /// woken for this one. It costs a page and three descriptors; a stream that is to be polled needs it.
+    /// woken for this one. It costs a page and three descriptors; a stream that is to be polled needs it. With a queue or
+    /// a notifier it says that this VI is the only one that they will ever have.
     #[must_use]
     pub fn own_bell(mut self) -> Self {
         self.own_bell = true;

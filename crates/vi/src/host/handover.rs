@@ -188,7 +188,7 @@ impl Joining<'_> {
             new_pair: matches!(self.side, Side::New { .. }),
             new_page: self.new_page,
             needs_fences: !heavy_barrier_available(),
-            own_page: self.lease.queue.own,
+            own_page: self.options.own_bell,
             nic: self.nic.name,
             pair: self.pair,
             region_bytes: self.side.memory().len() as u64,
@@ -246,7 +246,7 @@ impl Joining<'_> {
         };
         let rope = page.rope(their_bell);
         let new_page = self.new_page;
-        if self.lease.queue.own {
+        if self.options.own_bell {
             self.lease.home.close_page();
         }
         let bell = self.lease.index.take().ok_or(Refusal::NoRoom)?;
@@ -333,7 +333,7 @@ fn connect_once(
     let pair = known.as_ref().map_or_else(random_name, |peer| peer.pair);
     let queue = nic.queue_for(options);
     let lease = BellLease::take(&queue, credentials.uid)?;
-    let new_page = known.as_ref().is_none_or(|peer| !peer.page_given(queue.id));
+    let new_page = options.own_bell || known.as_ref().is_none_or(|peer| !peer.page_given(queue.id));
     let mut side = match known {
         Some(peer) => Side::Known(peer),
         None => Side::new(config)?,
@@ -377,7 +377,7 @@ fn connect_once(
     let (vi, new_page) =
         joining.join(&half, theirs, &courier).map_err(|reason| ConnectError::Refused { address: named(), reason })?;
     if new_page
-        && !queue.own
+        && !options.own_bell
         && let Some(peer) = vi.peer_handle()
     {
         peer.set_page_given(queue.id);
@@ -422,7 +422,7 @@ pub(crate) fn answer(
     let queue = nic.queue_for(options);
     let lease = BellLease::take(&queue, credentials.uid).map_err(|_| Refusal::NoRoom)?;
     let new_page = match &side {
-        Side::Known(peer) => !peer.page_given(queue.id),
+        Side::Known(peer) => options.own_bell || !peer.page_given(queue.id),
         Side::New { .. } => true,
     };
     let block = prepare(&mut side, shape, half.first_index, half.serial).map_err(|_| Refusal::NoRoom)?;
@@ -450,7 +450,7 @@ pub(crate) fn answer(
     // The VI is there before the other side knows: it may send at once.
     courier.send(&reply, &handed, REPLY_TIMEOUT).map_err(|_| Refusal::Malformed)?;
     if new_page
-        && !queue.own
+        && !options.own_bell
         && let Some(peer) = vi.peer_handle()
     {
         peer.set_page_given(queue.id);
