@@ -424,3 +424,66 @@ fn streams_one_after_another_between_the_same_two() {
         }
     }
 }
+
+/// More streams than a peer may hand over pages for: each takes its own with it.
+#[test]
+fn streams_with_a_thread_of_their_own_leave_nothing_behind() {
+    let stage = Stage::open();
+    let config = SockConfig { strategy: highwire_sock::Strategy::Notify, ..SockConfig::default() };
+    let reach = Reach::on_one_host(&stage, config);
+    let _kept = reach.pair();
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    for _ in 0..1100 {
+        drop(reach.pair());
+    }
+    assert!(open() <= before + 8, "{before} descriptors have become {}", open());
+}
+
+#[test]
+fn a_window_of_one_goes_on_whatever_is_said_of_combining() {
+    let stage = Stage::open();
+    let [mut one, mut other] =
+        Reach::on_one_host(&stage, SockConfig { window: 1, acknowledge: 1, ..SockConfig::default() }).pair();
+    one.set_write_timeout(Some(PATIENCE)).unwrap();
+    other.set_read_timeout(Some(PATIENCE)).unwrap();
+    for round in 0..100u8 {
+        one.set_nodelay(round % 2 == 0).unwrap();
+        one.write_all(&[round; 5]).unwrap();
+        let mut bytes = [0; 5];
+        other.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, [round; 5]);
+    }
+}
+
+/// Who calls and says nothing takes a place at the listener for a while, and nobody is kept busy by that.
+#[test]
+fn callers_that_say_nothing_do_not_keep_a_listener_from_others() {
+    let _stage = Stage::open();
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("door");
+    let address = format!("shm:{}", socket.display());
+    let [here, there] = [Nic::open().unwrap(), Nic::open().unwrap()].map(|nic| Sockets::new(&nic));
+    let listener = there.bind(&address).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let silent: Vec<_> = (0..20).map(|_| highwire_mem::Courier::connect(&socket, PATIENCE).unwrap()).collect();
+    let (began, mut turns) = (Instant::now(), 0);
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| here.connect_timeout(&address, PATIENCE).unwrap());
+        let accepted = loop {
+            assert!(began.elapsed() < PATIENCE, "nobody was accepted");
+            let mut polled = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+            let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
+            rustix::event::poll(&mut polled, Some(&second)).unwrap();
+            turns += 1;
+            match listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+            }
+        };
+        (&accepted).write_all(b"x").unwrap();
+        (&caller.join().unwrap()).read_exact(&mut [0]).unwrap();
+    });
+    assert!(turns < 200, "{turns} turns");
+    drop(silent);
+}
