@@ -56,6 +56,13 @@ impl Source for Load {
     }
 }
 
+impl Load {
+    /// The longest message that it takes, if it takes what it needs.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+}
+
 impl Sink for Load {
     fn capacity(&mut self) -> usize {
         match &self.parcel {

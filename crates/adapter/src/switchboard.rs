@@ -982,7 +982,7 @@ impl Circuit {
         for work in waiting.chain(self.posted.drain(..)) {
             let (side, deed, token, parcel) = match work {
                 Work::Send(Dispatch { token, parcel, .. }) => (Side::Sent, Deed::Message, token, parcel),
-                Work::Receive(Place { token, parcel }) | Work::Expect(_, Place { token, parcel }) => {
+                Work::Receive(Place { token, parcel, .. }) | Work::Expect(_, Place { token, parcel, .. }) => {
                     (Side::Received, Deed::Message, token, parcel)
                 }
                 Work::Write(Errand { token, parcel, .. }) => (Side::Sent, Deed::Write, token, parcel),
@@ -1016,12 +1016,12 @@ fn offer(session: &mut Session<Load, Load>, vi: u32, limit: usize, work: Work) -
         Work::Send(dispatch) => session
             .post_send(vi, outgoing(dispatch, limit))
             .map_err(|(refusal, message)| (refusal, Work::Send(dispatch_of(message)))),
-        Work::Receive(Place { token, parcel }) => {
-            let posted = session.post_receive(vi, Incoming { token, target: load(parcel, limit) });
+        Work::Receive(place) => {
+            let posted = session.post_receive(vi, incoming(place, limit));
             posted.map_err(|(refusal, place)| (refusal, Work::Receive(unload(place))))
         }
-        Work::Expect(payload_token, Place { token, parcel }) => {
-            let posted = session.expect(vi, payload_token, Incoming { token, target: load(parcel, limit) });
+        Work::Expect(payload_token, place) => {
+            let posted = session.expect(vi, payload_token, incoming(place, limit));
             posted.map_err(|(refusal, place)| (refusal, Work::Expect(payload_token, unload(place))))
         }
         // A circuit keeps them.
@@ -1053,6 +1053,10 @@ fn dispatch_of(message: Outgoing<Load>) -> Dispatch {
     Dispatch { token, control, immediate, payload_token, after: 0, parcel: parcel_of(payload) }
 }
 
+fn incoming(place: Place, limit: usize) -> Incoming<Load> {
+    Incoming { token: place.token, target: load(place.parcel, limit.min(place.limit)) }
+}
+
 fn load(parcel: Parcel, limit: usize) -> Option<Load> {
     match parcel {
         Parcel::Empty => None,
@@ -1065,7 +1069,8 @@ fn parcel_of(load: Option<Load>) -> Parcel {
 }
 
 fn unload(place: Incoming<Load>) -> Place {
-    Place { token: place.token, parcel: parcel_of(place.target) }
+    let limit = place.target.as_ref().map_or(0, Load::limit);
+    Place { token: place.token, parcel: parcel_of(place.target), limit }
 }
 
 fn assurance(reliable: bool) -> Assurance {

@@ -7,14 +7,14 @@ use crate::switchboard::Switchboard;
 use highwire_link::{
     BindError, Clock, Impaired, Impairments, LengthField, Link, ListField, Recorded, Recording, UdpLink, UdpOptions,
 };
-use highwire_mem::Process;
 use highwire_mem::work::{Line, Wire, WireError, WireListener};
+use highwire_mem::{Process, deadline};
 use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, Kind, PacketSize, SessionConfig, Speculation};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How a program reaches other hosts. The default has no key, and stays on this host.
 #[derive(Clone, Debug)]
@@ -194,7 +194,7 @@ impl Wire for UdpWire {
             result = self
                 .check_key(&keys, address)
                 .and_then(|()| self.connecting(address))
-                .and_then(|port| port.connect(address, line, reliable, each));
+                .and_then(|port| call(&port, address, line, reliable, each));
             if result.is_ok() {
                 break;
             }
@@ -213,6 +213,27 @@ impl Wire for UdpWire {
         Ok(Box::new(UdpListener { process: self.process, port }))
     }
 }
+
+/// Calls for `timeout`. A session gives up before that may be over; then it is asked for again.
+fn call(
+    port: &Arc<Port>,
+    to: SocketAddr,
+    line: &Arc<Line>,
+    reliable: bool,
+    timeout: Duration,
+) -> Result<(), WireError> {
+    let until = deadline(timeout);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match port.connect(to, line, reliable, left) {
+            Err(WireError::NoAnswer(_)) if Instant::now() + CALL_LEAST < until => {}
+            result => return result,
+        }
+    }
+}
+
+/// A call is not worth making below this.
+const CALL_LEAST: Duration = Duration::from_millis(100);
 
 impl Drop for UdpWire {
     fn drop(&mut self) {

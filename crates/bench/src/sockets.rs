@@ -9,7 +9,7 @@ use crate::transports::Contestant;
 pub(crate) const NOTES: [&str; 4] = [
     "sock, window-1, window-32, delayed-acks and combining read and write without blocking, again and again, as \
      tcp-spin does (on one CPU they block); sock-block, sock-handler, sock-notify, tcp-block, tcp-nagle and files \
-     make calls that block, in their usual settings",
+     make calls that block, as most programs do; of TCP, all but tcp-nagle have TCP_NODELAY, as latency needs it",
     "whoever blocks may run on both CPUs, where the kernel puts it, as most programs may; all others stay on one each",
     "vi copies nothing at the sender from 16 KiB on, as no stream can; vi-buffered copies in and out at every size, \
      and is what bandwidth is compared to",

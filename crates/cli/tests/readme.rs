@@ -59,18 +59,27 @@ fn two_terminals_share_a_stream() {
 
 #[test]
 fn two_terminals_bring_a_file() {
-    two_terminals(" receive shm:inbox", " send README.md shm:inbox", "inbox.sock");
-    assert_eq!(document("target/README.md"), document("README.md"));
+    let folder = tempfile::tempdir().unwrap();
+    let there = folder.path().to_str().unwrap();
+    two_terminals_in(" receive shm:inbox", " send README.md shm:inbox", "inbox.sock", |command| {
+        command.replace("/tmp", there)
+    });
+    assert_eq!(std::fs::read_to_string(folder.path().join("README.md")).unwrap(), document("README.md"));
 }
 
 /// Runs two commands of the README that have these words: `one` until its socket is there, and then `another`. What
 /// they print.
 fn two_terminals(one: &str, another: &str, socket: &str) -> (String, String) {
+    two_terminals_in(one, another, socket, str::to_owned)
+}
+
+/// The same, with something changed in the commands.
+fn two_terminals_in(one: &str, another: &str, socket: &str, change: impl Fn(&str) -> String) -> (String, String) {
     let commands = commands(&document("README.md"));
     let find = |words: &str| commands.iter().find(|command| command.contains(words)).unwrap();
     let names = tempfile::Builder::new().prefix("hw").tempdir().unwrap();
     let in_terminal = |command: &str| {
-        let mut terminal = shell(command);
+        let mut terminal = shell(&change(command));
         terminal.env("HIGHWIRE_RUNTIME_DIR", names.path()).stdout(Stdio::piped());
         terminal
     };

@@ -139,6 +139,8 @@ pub struct Place {
     pub token: u64,
     /// Where the payload goes.
     pub parcel: Parcel,
+    /// The longest message that a place takes which takes what it needs.
+    pub limit: usize,
 }
 
 /// Which of a VI's two queues.

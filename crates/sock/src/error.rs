@@ -79,4 +79,4 @@ pub(crate) fn forked() -> Error {
 
 #[derive(Debug, thiserror::Error)]
 #[error("the stream is broken: {0}")]
-struct Broken(#[source] Failure);
+struct Broken(Failure);

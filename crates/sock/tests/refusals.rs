@@ -276,3 +276,22 @@ fn addresses_are_told_and_can_be_called() {
     assert_eq!(other.peer_addr().unwrap(), one.local_addr().unwrap());
     assert!(one.peer_addr().unwrap().to_string().starts_with("udp:127.0.0.1:"));
 }
+
+/// Whoever speaks to a stream without being one cannot make it take more than a part of a stream.
+#[test]
+fn a_message_that_no_stream_sends_ends_the_stream() {
+    let stage = Stage::open();
+    let wire = WireConfig { keys: sealed(), ..WireConfig::default() };
+    let reach = Reach::by_wire(&stage, &wire, SockConfig::default());
+    let stranger = wire_nic(&stage, &wire);
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| stranger.connect(&reach.address).unwrap());
+        let (mut stream, _) = reach.listener.accept().unwrap();
+        let mut vi = caller.join().unwrap();
+        vi.send_bytes(1, b"some").unwrap();
+        vi.send_bytes(2, &vec![0; (1 << 20) + 1]).unwrap();
+        let mut bytes = [0; 100];
+        assert_eq!(stream.read(&mut bytes).unwrap(), 4);
+        refused(stream.read(&mut bytes), ErrorKind::ConnectionReset, &["1048577"]);
+    });
+}

@@ -54,6 +54,9 @@ impl Destination {
             Place::File(file) if file.as_os_str().as_bytes().ends_with(b"/") => {
                 Err(ReceiveError::NoDirectory { path: file.clone() })
             }
+            Place::File(file) if file.file_name().is_some_and(|name| name.len() > NAME_BYTES_MAX) => {
+                Err(ReceiveError::write(file, 0, rustix::io::Errno::NAMETOOLONG.into()))
+            }
             Place::File(file) => {
                 is_directory(&directory_of(file))?;
                 self.allows(file)
@@ -96,6 +99,9 @@ impl Destination {
         if self.replace { Ok(()) } else { Err(ReceiveError::Exists { path: path.into() }) }
     }
 }
+
+/// What file systems take, less `.part`.
+const NAME_BYTES_MAX: usize = 250;
 
 /// Where the entry of `file` is.
 pub(crate) fn directory_of(file: &Path) -> PathBuf {

@@ -128,6 +128,9 @@ fn open_locked(path: &Path, mode: u32) -> Result<File, ReceiveError> {
     if !opened.is_file() {
         return Err(ReceiveError::NotReplaceable { path: path.into(), what: kind(opened.file_type()) });
     }
+    if opened.nlink() > 1 {
+        return Err(ReceiveError::NotReplaceable { path: path.into(), what: "a file that has another name, too" });
+    }
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Err(ReceiveError::Busy { path: path.into() }),
@@ -137,6 +140,8 @@ fn open_locked(path: &Path, mode: u32) -> Result<File, ReceiveError> {
     if !is_at(path, &opened) {
         return Err(ReceiveError::Busy { path: path.into() });
     }
+    // What is private there is not to be read here meanwhile. If it is not ours, its owner decides.
+    let _ = file.set_permissions(Permissions::from_mode(opened.mode() & (mode | 0o600)));
     Ok(file)
 }
 

@@ -568,7 +568,7 @@ impl WireReceiver {
         if !self.member.process.is_this() || !self.expected.contains(&token.0) {
             return None;
         }
-        let Place { token: mark, parcel } = self.member.carrier().revoke(token.0)?;
+        let Place { token: mark, parcel, .. } = self.member.carrier().revoke(token.0)?;
         self.expected.remove(&token.0);
         self.posted -= 1;
         let target = match parcel {
@@ -663,7 +663,7 @@ fn place(receive: Receive) -> Place {
         Target::Scatter(buffers) => Parcel::Segments(buffers.into_iter().map(Segment::Buffer).collect()),
         Target::InPlace => Parcel::Bytes(Vec::new()),
     };
-    Place { token, parcel }
+    Place { token, parcel, limit: usize::MAX }
 }
 
 fn parcel(payload: Payload) -> Parcel {

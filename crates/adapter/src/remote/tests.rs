@@ -448,7 +448,7 @@ fn whatever_a_liar_says_at_random_it_writes_what_it_was_granted_and_no_more() {
             }));
         }
         // A message still arrives, behind all of that.
-        let place = Place { token: 5, parcel: Parcel::Bytes(Vec::new()) };
+        let place = Place { token: 5, parcel: Parcel::Bytes(Vec::new()), limit: usize::MAX };
         victim.carrier().post(&victim.line, Work::Receive(place));
         let payload = Some(b"after all".to_vec());
         let message = Outgoing { token: 1, control: vec![], immediate: 0, payload_token: None, payload };

@@ -4,11 +4,11 @@
 //! that sends it, be it the adapter's thread. See `host::send::stream` for the way on one host, where nothing has to wait.
 
 use super::{WireReceiver, WireSender};
-use crate::descriptor::{InPlace, Payload, Receive};
+use crate::descriptor::{InPlace, Payload};
 use crate::error::{Failure, PostError};
 use crate::halves::SendStats;
 use crate::stream::{Combining, StreamRules, Taken};
-use highwire_mem::work::{Dispatch, Parcel, Side};
+use highwire_mem::work::{Dispatch, Parcel, Place, Side, Work};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -261,6 +261,8 @@ pub(crate) struct WireStreamReceiver {
     mark: Option<u32>,
     /// Receives to be posted again.
     spent: usize,
+    /// What came was no part of a stream.
+    broken: Option<Failure>,
 }
 
 impl WireStreamReceiver {
@@ -269,23 +271,27 @@ impl WireStreamReceiver {
         let acknowledge = (rules.acknowledge as usize).clamp(1, window);
         // One for each message of the window, and for marks.
         let spent = window + MARKS;
-        let mut stream = WireStreamReceiver { rx, acknowledge, current: None, mark: None, spent };
+        let mut stream = WireStreamReceiver { rx, acknowledge, current: None, mark: None, spent, broken: None };
         stream.post_spent();
         stream
     }
 
     pub(crate) fn ended(&self) -> Option<Failure> {
-        self.rx.ended
+        self.broken.or(self.rx.ended)
     }
 
     pub(crate) fn has_more(&mut self) -> bool {
         let line = &self.rx.member.line;
-        self.current.is_some() || self.mark.is_some() || line.has_done(Side::Received) || line.ended().is_some()
+        self.current.is_some()
+            || self.mark.is_some()
+            || self.broken.is_some()
+            || line.has_done(Side::Received)
+            || line.ended().is_some()
     }
 
     pub(crate) fn read(&mut self, into: &mut [u8]) -> Taken {
         let mut got = 0;
-        while got < into.len() && self.mark.is_none() {
+        while got < into.len() && self.mark.is_none() && self.broken.is_none() {
             if let Some((payload, taken)) = &mut self.current {
                 let count = (payload.len() - *taken).min(into.len() - got);
                 payload.copy_to(*taken, &mut into[got..got + count]);
@@ -300,11 +306,16 @@ impl WireStreamReceiver {
             // More may have come, but a look at the network is for who has nothing.
             let next = if got == 0 { self.rx.poll() } else { self.rx.take() };
             let Some(done) = next else { break };
-            if done.status.is_err() {
+            if let Err(failure) = done.status {
+                if let Failure::TooLong { .. } = failure {
+                    self.broken = Some(failure);
+                }
                 continue;
             }
             match (done.immediate, done.payload) {
                 (0, Payload::InPlace(payload)) if !payload.is_empty() => self.current = Some((payload, 0)),
+                // Bytes beside a mark are nobody's: the stream is given up.
+                (mark, Payload::InPlace(payload)) if mark != 0 && !payload.is_empty() => self.mark = Some(u32::MAX),
                 (mark, _) => {
                     self.mark = Some(mark).filter(|mark| *mark != 0);
                     self.spend();
@@ -318,7 +329,7 @@ impl WireStreamReceiver {
             return Taken::Mark(mark);
         }
         self.post_spent();
-        self.rx.ended.map_or(Taken::Nothing, Taken::Ended)
+        self.ended().map_or(Taken::Nothing, Taken::Ended)
     }
 
     /// A message was read: its place can take another.
@@ -331,14 +342,18 @@ impl WireStreamReceiver {
 
     fn post_spent(&mut self) {
         while self.spent > 0 {
-            if self.rx.post_recv(Receive::new(0).in_place()).is_err() {
-                // It is over: nothing will come.
+            if self.rx.member.check_open().is_err() {
+                // Nothing will come.
                 return;
             }
+            let place = Place { token: 0, parcel: Parcel::Bytes(Vec::new()), limit: MESSAGE_BYTES_MAX };
+            self.rx.post(Work::Receive(place));
             self.spent -= 1;
         }
     }
 }
 
+/// No part of a stream is longer.
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Receives for marks.
 const MARKS: usize = 2;
