@@ -7,11 +7,11 @@
 //!
 //! ```text
 //!        owner                                another
-//!   O1  inside = true                    A1  takes the mutex; wanted = true
+//!   O1  inside[tenure] = true            A1  takes the mutex; wanted = true
 //!       ── light barrier ──                  ── heavy barrier ──
-//!   O2  wanted, or owned by another?     A2  waits while inside
-//!       no: it has the lock              A3  owner = itself; wanted = false
-//!       yes: inside = false, mutex
+//!   O2  wanted, or owned by another?     A2  waits while inside[tenure]
+//!       no: it has the lock              A3  owner = itself, tenure + 1; wanted = false
+//!       yes: inside[tenure] = false, mutex
 //! ```
 //! As with doorbells: one of O2 and A2 sees the other.
 
@@ -27,12 +27,19 @@ const NOBODY: usize = 0;
 const EVERYBODY: usize = usize::MAX;
 /// So often it may.
 const CHANGES_MAX: u32 = 8;
+/// So many can be told apart, by the highest bits of the owner; no thread's number has any of them.
+const TENURES: usize = 16;
+const TENURE_SHIFT: u32 = usize::BITS - TENURES.ilog2();
+const THREAD: usize = (1 << TENURE_SHIFT) - 1;
+const _: () = assert!((CHANGES_MAX as usize) < TENURES - 1);
 
 /// Who may be inside, without what is inside.
 #[derive(Debug)]
 pub(crate) struct OwnerGate {
+    /// The thread, and in the highest bits which tenure this is.
     owner: AtomicUsize,
-    inside: AtomicBool,
+    /// One for each tenure: whoever comes too late, and takes its announcement back, must not take back another's.
+    inside: [AtomicBool; TENURES],
     wanted: AtomicBool,
     /// How often it changed hands.
     changes: Mutex<u32>,
@@ -40,8 +47,8 @@ pub(crate) struct OwnerGate {
 
 /// How somebody came in.
 pub(crate) enum Entry<'a> {
-    /// As its owner.
-    Owner,
+    /// As its owner, in this tenure.
+    Owner(usize),
     /// With the mutex.
     Mutex(#[expect(dead_code, reason = "it is held")] MutexGuard<'a, u32>),
 }
@@ -51,7 +58,7 @@ impl OwnerGate {
         let owner = if plain() { EVERYBODY } else { NOBODY };
         OwnerGate {
             owner: AtomicUsize::new(owner),
-            inside: AtomicBool::new(false),
+            inside: std::array::from_fn(|_| AtomicBool::new(false)),
             wanted: AtomicBool::new(false),
             changes: Mutex::new(0),
         }
@@ -60,16 +67,19 @@ impl OwnerGate {
     /// Comes in as thread `me`, which is neither 0 nor the highest number. Not again before it is out.
     #[inline(always)]
     pub(crate) fn enter(&self, me: usize) -> Entry<'_> {
-        if self.owner.load(Ordering::Relaxed) == me {
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner & THREAD == me {
+            let tenure = owner >> TENURE_SHIFT;
+            let inside = &self.inside[tenure];
             // Acquire: pairs with the release in `leave`, of a thread that had this number before.
-            let _ = self.inside.load(Ordering::Acquire);
-            self.inside.store(true, Ordering::Relaxed);
+            let _ = inside.load(Ordering::Acquire);
+            inside.store(true, Ordering::Relaxed);
             writer_fence(false);
             // Acquire: who has taken it meanwhile, and wants nothing any more, is seen to be the owner.
-            if !self.wanted.load(Ordering::Acquire) && self.owner.load(Ordering::Relaxed) == me {
-                return Entry::Owner;
+            if !self.wanted.load(Ordering::Acquire) && self.owner.load(Ordering::Relaxed) == owner {
+                return Entry::Owner(tenure);
             }
-            self.inside.store(false, Ordering::Release);
+            inside.store(false, Ordering::Release);
         }
         self.enter_by_mutex(me)
     }
@@ -79,19 +89,19 @@ impl OwnerGate {
     fn enter_by_mutex(&self, me: usize) -> Entry<'_> {
         let mut changes = lock(&self.changes);
         let owner = self.owner.load(Ordering::Relaxed);
-        if owner != EVERYBODY && owner != me {
+        if owner != EVERYBODY && owner & THREAD != me {
             if owner != NOBODY {
                 self.wanted.store(true, Ordering::SeqCst);
                 sleeper_fence();
                 // Acquire: pairs with the release in `leave`.
                 let mut looks = 0u32;
-                while self.inside.load(Ordering::Acquire) {
+                while self.inside[owner >> TENURE_SHIFT].load(Ordering::Acquire) {
                     looks += 1;
                     yield_now(looks);
                 }
                 *changes += 1;
             }
-            let next = if *changes > CHANGES_MAX { EVERYBODY } else { me };
+            let next = if *changes > CHANGES_MAX { EVERYBODY } else { me | (*changes as usize) << TENURE_SHIFT };
             self.owner.store(next, Ordering::Relaxed);
             self.wanted.store(false, Ordering::Release);
         }
@@ -100,8 +110,8 @@ impl OwnerGate {
 
     /// Goes out, after coming in as the owner.
     #[inline(always)]
-    pub(crate) fn leave(&self) {
-        self.inside.store(false, Ordering::Release);
+    pub(crate) fn leave(&self, tenure: usize) {
+        self.inside[tenure].store(false, Ordering::Release);
     }
 }
 
@@ -193,8 +203,8 @@ impl<T> DerefMut for OwnerGuard<'_, T> {
 impl<T> Drop for OwnerGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Entry::Owner = self.entry {
-            self.lock.gate.leave();
+        if let Entry::Owner(tenure) = self.entry {
+            self.lock.gate.leave(tenure);
         }
     }
 }

@@ -1,13 +1,12 @@
 use super::*;
 
-/// Every interleaving of three threads, two of which come twice: nobody meets anybody inside.
+/// Every interleaving of threads that come so often each: nobody meets anybody inside.
 #[cfg(loom)]
-#[test]
-fn nobody_meets_anybody_inside() {
+fn model(first: u32, others: &'static [u32]) {
     use loom::sync::Arc;
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
-    model.check(|| {
+    model.check(move || {
         let gate = Arc::new(OwnerGate::new());
         let within = Arc::new(loom::cell::UnsafeCell::new(0u32));
         let visit = |gate: &OwnerGate, within: &loom::cell::UnsafeCell<u32>, me: usize| {
@@ -17,23 +16,38 @@ fn nobody_meets_anybody_inside() {
                 // SAFETY: whoever has come in is alone, which is what is tested.
                 unsafe { *count += 1 }
             });
-            if let Entry::Owner = entry {
-                gate.leave();
+            if let Entry::Owner(tenure) = entry {
+                gate.leave(tenure);
             }
         };
-        let others: Vec<_> = [2, 3]
-            .into_iter()
-            .map(|me| {
+        let running: Vec<_> = others
+            .iter()
+            .enumerate()
+            .map(|(number, &visits)| {
                 let (gate, within) = (gate.clone(), within.clone());
-                loom::thread::spawn(move || visit(&gate, &within, me))
+                loom::thread::spawn(move || (0..visits).for_each(|_| visit(&gate, &within, number + 2)))
             })
             .collect();
-        visit(&gate, &within, 1);
-        visit(&gate, &within, 1);
-        others.into_iter().for_each(|other| other.join().unwrap());
+        (0..first).for_each(|_| visit(&gate, &within, 1));
+        running.into_iter().for_each(|other| other.join().unwrap());
+        let visits = first + others.iter().sum::<u32>();
         // SAFETY: the others are gone.
-        within.with(|count| assert_eq!(unsafe { *count }, 4));
+        within.with(|count| assert_eq!(unsafe { *count }, visits));
     });
+}
+
+#[cfg(loom)]
+#[test]
+fn nobody_meets_anybody_inside() {
+    model(2, &[1, 1]);
+}
+
+/// One that was the owner announces itself too late, and takes that back while the next owner is inside.
+#[cfg(loom)]
+#[test]
+fn an_owner_that_comes_too_late_takes_nothing_back_but_its_own() {
+    model(2, &[2]);
+    model(3, &[2]);
 }
 
 #[cfg(not(loom))]
