@@ -64,7 +64,7 @@ impl<'a> Scene<'a> {
     }
 
     fn start_victim(&self) -> Actor {
-        self.stage.start("victim", &self.name)
+        self.stage.start_with("victim", &self.name)
     }
 }
 
@@ -245,7 +245,7 @@ fn all_is_read_of_one_that_dies_waiting_for_room() {
             let _ = (&stream).write_all(Pattern::new(3).at(written, 60_000));
         },
         |scene, stream, victim| {
-            let written: u64 = scene.stage.await_mark_between(&scene.name, "-ready").parse().unwrap();
+            let written: u64 = scene.stage.await_mark_between(&format!("{}-", scene.name), "-ready").parse().unwrap();
             std::thread::sleep(A_WHILE);
             soon(victim, || {
                 let (read, end) = read_out(&stream, Pattern::new(3));
@@ -397,7 +397,7 @@ fn one_that_dies_before_it_is_accepted_costs_the_listener_nothing() {
         std::thread::sleep(A_WHILE);
         victim.kill();
         std::thread::sleep(A_WHILE);
-        let friend = stage.start("friend", &scene.name);
+        let friend = stage.start_with("friend", &scene.name);
         let greeted = loop {
             let (stream, _) = listener.accept().unwrap();
             let mut greeting = [0; 5];
@@ -458,7 +458,7 @@ fn a_host_that_dies_is_a_reset_after_the_time_for_it() {
         for_ever();
     });
     let listener = sockets(&stage).bind("udp:127.0.0.1:0").unwrap();
-    let mut victim = stage.start("victim", &listener.local_addr().unwrap().to_string());
+    let mut victim = stage.start_with("victim", &listener.local_addr().unwrap().to_string());
     let (mut stream, _) = listener.accept().unwrap();
     let mut bytes = vec![0; 30_000];
     stream.read_exact(&mut bytes).unwrap();

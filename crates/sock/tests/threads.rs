@@ -321,7 +321,7 @@ fn a_thousand_streams_between_two_processes() {
     // A thread for each of a thousand is not what that strategy is for.
     for strategy in &STRATEGIES[..2] {
         let name = format!("{strategy:?}");
-        let server = stage.start("server", &name);
+        let server = stage.start_with("server", &name);
         stage.await_mark(&name);
         let since = Instant::now();
         let here = Sockets::new(&Nic::with(stage.config()).unwrap());

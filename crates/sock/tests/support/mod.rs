@@ -8,6 +8,7 @@ pub mod pattern;
 #[allow(dead_code, reason = "the tests of VIs need more of it")]
 pub mod seeded;
 pub mod socket;
+#[path = "../../../vi/tests/support/stage.rs"]
 mod stage;
 pub mod wire;
 

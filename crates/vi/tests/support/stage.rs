@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A test says what its other processes do with [`Stage::role`], beside what it does itself, and starts them with
-/// [`Stage::start`]: the test binary runs once more, up to that role, and ends with it.
+/// [`Stage::start_with`]: the test binary runs once more, up to that role, and ends with it.
 pub struct Stage {
     place: PathBuf,
     test: String,
@@ -32,15 +32,7 @@ impl Stage {
         let test = std::thread::current().name().expect("a test runs in a thread of its name").to_owned();
         let role = std::env::var(ROLE).ok();
         let over = Arc::new(AtomicBool::new(false));
-        let who = format!("{test} ({})", role.as_deref().unwrap_or("itself"));
-        let watched = over.clone();
-        std::thread::spawn(move || {
-            std::thread::sleep(limit);
-            if !watched.load(Ordering::SeqCst) {
-                eprintln!("{who} hangs: not done after {limit:?}. {}", doing());
-                std::process::abort();
-            }
-        });
+        watch(&test, role.as_deref(), limit, doing, over.clone());
         if role.is_some() {
             die_with_parent();
             let place = PathBuf::from(std::env::var_os(PLACE).expect("a role has a stage"));
@@ -62,7 +54,7 @@ impl Stage {
     }
 
     /// Starts the process named `name`, with something to say to it.
-    pub fn start(&self, name: &str, argument: &str) -> Actor {
+    pub fn start_with(&self, name: &str, argument: &str) -> Actor {
         let program = std::env::current_exe().expect("the path of this test");
         self.spawn(&mut Command::new(program), name, argument)
     }
@@ -98,6 +90,11 @@ impl Stage {
         std::env::var(ARGUMENT).unwrap_or_default()
     }
 
+    /// The directory for names, private to this test.
+    pub fn runtime_dir(&self) -> PathBuf {
+        self.place.join("run")
+    }
+
     /// A directory that every user may enter and write.
     pub fn open_dir(&self) -> PathBuf {
         let dir = self.place.join("open");
@@ -111,7 +108,7 @@ impl Stage {
 
     /// The default configuration, with names in this stage.
     pub fn config(&self) -> Config {
-        Config { runtime_dir: Some(self.place.join("run")), ..Config::default() }
+        Config { runtime_dir: Some(self.runtime_dir()), ..Config::default() }
     }
 
     /// Lets the other processes know that `what` has come about.
@@ -130,16 +127,13 @@ impl Stage {
         self.place.join("marks").join(what).exists()
     }
 
-    /// Waits for a mark that begins and ends so; what is between, without the dash.
+    /// Waits for a mark that begins and ends so; what is between.
     pub fn await_mark_between(&self, beginning: &str, end: &str) -> String {
         let mut between = None;
         until(&format!("a mark {beginning:?}…{end:?}"), || {
             let marks = std::fs::read_dir(self.place.join("marks")).expect("the marks");
             let mut names = marks.filter_map(|mark| mark.ok()?.file_name().into_string().ok());
-            between = names.find_map(|name| {
-                let rest = name.strip_prefix(beginning)?.strip_suffix(end)?;
-                Some(rest.trim_start_matches('-').to_owned())
-            });
+            between = names.find_map(|name| Some(name.strip_prefix(beginning)?.strip_suffix(end)?.to_owned()));
             between.is_some()
         });
         between.expect("just found")
@@ -162,6 +156,24 @@ fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("open permissions");
 }
 
+/// Ends a process that hangs, so that the test fails rather than stand still.
+fn watch(
+    test: &str,
+    role: Option<&str>,
+    limit: Duration,
+    doing: impl Fn() -> String + Send + 'static,
+    over: Arc<AtomicBool>,
+) {
+    let who = format!("{test} ({})", role.unwrap_or("itself"));
+    std::thread::spawn(move || {
+        std::thread::sleep(limit);
+        if !over.load(Ordering::SeqCst) {
+            eprintln!("{who} hangs: not done after {limit:?}. {}", doing());
+            std::process::abort();
+        }
+    });
+}
+
 fn die_with_parent() {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal at the parent's death");
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().to_string());
@@ -175,10 +187,19 @@ pub struct Actor {
 }
 
 impl Actor {
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid()).expect("a process id");
+        rustix::process::kill_process(pid, signal).expect("a signal to a child");
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self) {
-        let pid = Pid::from_raw(self.child.id() as i32).expect("a process id");
-        rustix::process::kill_process(pid, Signal::KILL).expect("a signal to a child");
+        self.signal(Signal::KILL);
     }
 
     /// Waits until it has played its role, which must have gone well.
@@ -187,7 +208,8 @@ impl Actor {
         assert!(status.success(), "the process {:?} ended with {status}", self.name);
     }
 
-    fn status(&mut self) -> ExitStatus {
+    /// Waits until it is gone.
+    pub fn status(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.child.try_wait().expect("a child's status") {
