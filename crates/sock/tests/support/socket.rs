@@ -92,29 +92,37 @@ macro_rules! as_in_std {
     };
 }
 
+/// What TCP has beyond that, and Highwire's streams with it.
+macro_rules! as_in_tcp {
+    () => {
+        as_in_std!();
+
+        fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
+            self.0.peek(into)
+        }
+        fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+            self.0.set_nodelay(nodelay)
+        }
+        fn nodelay(&self) -> io::Result<bool> {
+            self.0.nodelay()
+        }
+        fn try_clone(&self) -> io::Result<Box<dyn Socket>> {
+            Ok(Box::new(Self(self.0.try_clone()?)))
+        }
+    };
+}
+
 /// Kernel TCP: what all others are compared with.
 pub struct Tcp(pub TcpStream);
 
 impl Socket for Tcp {
-    as_in_std!();
+    as_in_tcp!();
 
-    fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.peek(into)
-    }
-    fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        self.0.set_nodelay(nodelay)
-    }
-    fn nodelay(&self) -> io::Result<bool> {
-        self.0.nodelay()
-    }
     fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         Ok(sockopt::set_socket_linger(&self.0, linger)?)
     }
     fn linger(&self) -> io::Result<Option<Duration>> {
         Ok(sockopt::socket_linger(&self.0)?)
-    }
-    fn try_clone(&self) -> io::Result<Box<dyn Socket>> {
-        Ok(Box::new(Tcp(self.0.try_clone()?)))
     }
 }
 
@@ -155,24 +163,12 @@ impl Socket for Unix {
 pub struct Wire(pub Stream);
 
 impl Socket for Wire {
-    as_in_std!();
+    as_in_tcp!();
 
-    fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.peek(into)
-    }
-    fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        self.0.set_nodelay(nodelay)
-    }
-    fn nodelay(&self) -> io::Result<bool> {
-        self.0.nodelay()
-    }
     fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         self.0.set_linger(linger)
     }
     fn linger(&self) -> io::Result<Option<Duration>> {
         self.0.linger()
-    }
-    fn try_clone(&self) -> io::Result<Box<dyn Socket>> {
-        Ok(Box::new(Wire(self.0.try_clone()?)))
     }
 }
