@@ -1,7 +1,7 @@
 //! What `bench landing` says beside its rows: the figures and tables of the paper on speculative
 //! defragmentation, with the paper's numbers beside ours.
 
-use crate::report::{Report, align, cell, figure, short};
+use crate::report::{Report, cell, figure, line, short, titled};
 use crate::stats::Measure;
 use crate::transports::Contestant;
 use crate::transports::landing::MESSAGE_BYTES;
@@ -47,26 +47,18 @@ pub(crate) const FIGURES: &[Figure] = &[
 pub(crate) fn tables(report: &Report) -> String {
     let mut text = String::new();
     for figure in FIGURES {
-        table(&figure_table(report, figure), figure.title, &mut text);
+        titled(&figure_table(report, figure), figure.title, &mut text);
     }
     let title = "Packets received where they were expected, by the number of senders";
-    table(&senders_table(report), title, &mut text);
+    titled(&senders_table(report), title, &mut text);
     for (contestant, whose) in [
         (Contestant::Interference, "another sender"),
         (Contestant::InterferenceWithin, "another VI of the same sender"),
     ] {
         let title = format!("Effect of packets of {whose} among 100,000 (the paper's table 1)");
-        table(&interference_table(report, contestant), &title, &mut text);
+        titled(&interference_table(report, contestant), &title, &mut text);
     }
     text
-}
-
-/// A table below its title, unless it has nothing but its head.
-fn table(lines: &[Vec<String>], title: &str, text: &mut String) {
-    if lines.len() > 1 {
-        text.push_str(&format!("\n{title}\n\n"));
-        align(lines, text);
-    }
 }
 
 fn figure_table(report: &Report, figure: &Figure) -> Vec<Vec<String>> {
@@ -133,10 +125,6 @@ fn interference_table(report: &Report, contestant: Contestant) -> Vec<Vec<String
     lines
 }
 
-fn line<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).to_vec()
-}
-
 /// What stands at a bar, where there is a row for it: name, p10, median and p90.
 pub(crate) fn heights(report: &Report, of: &Figure) -> Vec<(String, [f64; 3])> {
     let bar = |bar: &Bar| {
@@ -153,36 +141,25 @@ const PAPER_STANDARD: f64 = 42.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::sample;
-    use crate::{Bench, Row};
+    use crate::Bench;
+    use crate::report::tests::{assert_lines, row_of, sample};
 
     fn report() -> Report {
-        let row = |contestant: Contestant, measure, size, median: f64, of_floor| Row {
-            contestant: contestant.name().to_owned(),
-            measure,
-            size,
-            median,
-            p10: median * 0.9,
-            p90: median * 1.1,
-            p99: median * 1.2,
-            count: 5,
-            of_floor,
-        };
         let mib = MESSAGE_BYTES as u64;
         let bandwidth =
-            |contestant, median: f64| row(contestant, Measure::BandwidthGbS, mib, median, Some(median / 2.0));
+            |contestant, median: f64| row_of(contestant, Measure::BandwidthGbS, mib, median, Some(median / 2.0));
         let mut rows = vec![
             bandwidth(Contestant::Copying, 2.0),
             bandwidth(Contestant::Landing, 3.0),
             bandwidth(Contestant::AlwaysWrong, 1.5),
             bandwidth(Contestant::FourSenders, 2.5),
-            row(Contestant::FourSenders, Measure::SuccessPercent, mib, 87.5, None),
-            row(Contestant::Landing, Measure::ReceiverCpuSPerGb, 64 * mib, 0.2, None),
+            row_of(Contestant::FourSenders, Measure::SuccessPercent, mib, 87.5, None),
+            row_of(Contestant::Landing, Measure::ReceiverCpuSPerGb, 64 * mib, 0.2, None),
         ];
         for (interfering, failed, rate) in [(0, 2.0, 3.0), (10_000, 1234.0, 2.4)] {
-            rows.push(row(Contestant::Interference, Measure::FailedPackets, interfering, failed, None));
-            rows.push(row(Contestant::Interference, Measure::CopiedPackets, interfering, failed / 2.0, None));
-            rows.push(row(Contestant::Interference, Measure::BandwidthGbS, interfering, rate, None));
+            rows.push(row_of(Contestant::Interference, Measure::FailedPackets, interfering, failed, None));
+            rows.push(row_of(Contestant::Interference, Measure::CopiedPackets, interfering, failed / 2.0, None));
+            rows.push(row_of(Contestant::Interference, Measure::BandwidthGbS, interfering, rate, None));
         }
         Report { bench: Bench::Landing.name().to_owned(), rows, ..sample() }
     }
@@ -190,17 +167,17 @@ mod tests {
     #[test]
     fn our_figures_stand_beside_those_of_the_paper() {
         let text = report().to_text();
-        let found = |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
-        for parts in [
-            &["landing", "3.00 GB/s", "×1.50", "75 MB/s ×1.79"][..],
-            &["always-wrong", "1.50 GB/s", "×0.75", "35 MB/s ×0.83"],
-            &["four-senders", "87.5 %", "2.50 GB/s"],
-            &["10000", "1234 packets", "617 packets", "2.40 GB/s", "×0.80", "28", "63 MB/s ×0.84"],
-            &["landing", "200 ms/GB"],
-            &["64 MiB"],
-        ] {
-            assert!(found(parts), "no line has {parts:?} in\n{text}");
-        }
+        assert_lines(
+            &text,
+            &[
+                &["landing", "3.00 GB/s", "×1.50", "75 MB/s ×1.79"],
+                &["always-wrong", "1.50 GB/s", "×0.75", "35 MB/s ×0.83"],
+                &["four-senders", "87.5 %", "2.50 GB/s"],
+                &["10000", "1234 packets", "617 packets", "2.40 GB/s", "×0.80", "28", "63 MB/s ×0.84"],
+                &["landing", "200 ms/GB"],
+                &["64 MiB"],
+            ],
+        );
         // Numbers of packets are no bytes.
         assert!(!text.contains("10000 B"), "{text}");
     }

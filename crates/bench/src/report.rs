@@ -224,6 +224,19 @@ pub(crate) fn cell(row: &Row, floor: Option<&str>) -> String {
     }
 }
 
+/// A table below its title, unless it has nothing but its head.
+pub(crate) fn titled(lines: &[Vec<String>], title: &str, text: &mut String) {
+    if lines.len() > 1 {
+        text.push_str(&format!("\n{title}\n\n"));
+        align(lines, text);
+    }
+}
+
+/// A line of a table.
+pub(crate) fn line<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
 /// Lines of cells, each column as wide as its widest cell.
 pub(crate) fn align(lines: &[Vec<String>], text: &mut String) {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
@@ -327,7 +340,7 @@ const SIZES_BESIDE: usize = 4;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::FLOOR;
+    use crate::{Contestant, FLOOR};
 
     pub(crate) fn sample() -> Report {
         let row = |contestant: &str, measure, size, median: f64, of_floor| Row {
@@ -359,6 +372,35 @@ pub(crate) mod tests {
                 row("vi", Measure::LatencyNs, 8192, 1200.0, Some(1.25)),
             ],
             trace: None,
+        }
+    }
+
+    /// A row of five trials.
+    pub(crate) fn row_of(
+        contestant: Contestant,
+        measure: Measure,
+        size: u64,
+        median: f64,
+        of_floor: Option<f64>,
+    ) -> Row {
+        Row {
+            contestant: contestant.name().to_owned(),
+            measure,
+            size,
+            median,
+            p10: median * 0.9,
+            p90: median * 1.1,
+            p99: median * 1.2,
+            count: 5,
+            of_floor,
+        }
+    }
+
+    /// For each of these there must be a line that has all its parts.
+    pub(crate) fn assert_lines(text: &str, lines: &[&[&str]]) {
+        for parts in lines {
+            let found = text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+            assert!(found, "no line has {parts:?} in\n{text}");
         }
     }
 

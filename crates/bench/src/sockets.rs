@@ -1,7 +1,7 @@
 //! What `bench sockets` says beside its rows: the figures and tables of the paper on sockets over virtual interfaces,
 //! with the paper's numbers (those of its cLAN adapter) beside ours.
 
-use crate::report::{Report, align, bytes_label, cell, figure, short};
+use crate::report::{Report, bytes_label, cell, figure, line, short, titled};
 use crate::stats::Measure;
 use crate::transports::Contestant;
 
@@ -77,18 +77,15 @@ impl Figure {
 /// All tables, as far as there are rows for them.
 pub(crate) fn tables(report: &Report) -> String {
     let mut text = String::new();
-    let titled: [(Vec<Vec<String>>, &str); 5] = [
+    let tables: [(Vec<Vec<String>>, &str); 5] = [
         (handling(report), "Latency of 4 bytes by the way messages are handled (the paper's figure 5)"),
         (latency(report), "Latency by size (the paper's table 3)"),
         (without_window(report), "Bandwidth of 32 KiB without a window (the paper's figure 7)"),
         (ladder(report), "Bandwidth step by step (the paper's table 4 and figure 8), medians"),
         (files(report), "Transfer of a file from memory to memory (the paper's table 5)"),
     ];
-    for (lines, title) in titled {
-        if lines.len() > 1 {
-            text.push_str(&format!("\n{title}\n\n"));
-            align(&lines, &mut text);
-        }
+    for (lines, title) in tables {
+        titled(&lines, title, &mut text);
     }
     text
 }
@@ -108,7 +105,7 @@ fn handling(report: &Report) -> Vec<Vec<String>> {
         (Contestant::SockNotify, "88.5 µs ×2.04, SOVIA_NOTIFY, on M-VIA (43.3 µs)"),
         (Contestant::TcpBlock, "54.9 µs ×6.61, TCP"),
     ];
-    let mut lines = vec![head(["", "median [p10–p90] × vi", "the paper, × VIA"])];
+    let mut lines = vec![line(["", "median [p10–p90] × vi", "the paper, × VIA"])];
     for (contestant, paper) in PAPER {
         lines
             .extend(ours(report, contestant, Measure::LatencyNs, 4).map(|[name, ours]| vec![name, ours, paper.into()]));
@@ -134,7 +131,7 @@ fn latency(report: &Report) -> Vec<Vec<String>> {
         (16384, 169.9, 240.3),
         (32768, 329.0, 460.6),
     ];
-    let mut lines = vec![head(["", "vi", "sock, × vi", "the paper: VIA", "SOVIA_HYBRID"])];
+    let mut lines = vec![line(["", "vi", "sock, × vi", "the paper: VIA", "SOVIA_HYBRID"])];
     for (size, via, sovia) in PAPER {
         let ours = |contestant| ours(report, contestant, Measure::LatencyNs, size);
         let (Some([_, vi]), Some([_, sock])) = (ours(Contestant::Vi), ours(Contestant::Sock)) else { continue };
@@ -152,7 +149,7 @@ fn without_window(report: &Report) -> Vec<Vec<String>> {
         (Contestant::ViBuffered, "–"),
         (Contestant::Window1, "SOVIA_BASE, drawn and not told"),
     ];
-    let mut lines = vec![head(["", "median [p10–p90] × vi-buffered", "the paper, × VIA"])];
+    let mut lines = vec![line(["", "median [p10–p90] × vi-buffered", "the paper, × VIA"])];
     for (contestant, paper) in PAPER {
         let ours = ours(report, contestant, Measure::BandwidthGbS, MESSAGE_BYTES_MAX);
         lines.extend(ours.map(|[name, ours]| vec![name, ours, paper.into()]));
@@ -170,7 +167,7 @@ fn ladder(report: &Report) -> Vec<Vec<String>> {
     ];
     let measure = Measure::BandwidthGbS;
     let sizes: Vec<u64> = report.sizes(measure).into_iter().filter(|size| *size <= MESSAGE_BYTES_MAX).collect();
-    let mut lines = vec![head(["", "window", "acknowledged", "combined"])];
+    let mut lines = vec![line(["", "window", "acknowledged", "combined"])];
     lines[0].extend(sizes.iter().map(|size| bytes_label(*size)).chain(["the paper".to_owned()]));
     for (contestant, settings, paper) in STEPS {
         let rows: Vec<_> = sizes.iter().map(|size| report.row(contestant.name(), measure, *size)).collect();
@@ -211,43 +208,28 @@ fn files(report: &Report) -> Vec<Vec<String>> {
     lines
 }
 
-fn head<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).to_vec()
-}
-
 /// The paper's largest message.
 const MESSAGE_BYTES_MAX: u64 = 32768;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::sample;
-    use crate::{Bench, Row};
+    use crate::Bench;
+    use crate::report::tests::{assert_lines, row_of, sample};
     use std::path::Path;
 
     fn report() -> Report {
-        let row = |contestant: Contestant, measure, size, median: f64, of_floor| Row {
-            contestant: contestant.name().to_owned(),
-            measure,
-            size,
-            median,
-            p10: median * 0.9,
-            p90: median * 1.1,
-            p99: median * 1.2,
-            count: 5,
-            of_floor,
-        };
         let rows = vec![
-            row(Contestant::Vi, Measure::LatencyNs, 4, 100.0, Some(1.0)),
-            row(Contestant::Sock, Measure::LatencyNs, 4, 150.0, Some(1.5)),
-            row(Contestant::SockHandler, Measure::LatencyNs, 4, 9000.0, Some(90.0)),
-            row(Contestant::Window1, Measure::BandwidthGbS, 64, 0.05, None),
-            row(Contestant::Combining, Measure::BandwidthGbS, 64, 1.5, None),
-            row(Contestant::Combining, Measure::BandwidthGbS, 32768, 6.0, None),
-            row(Contestant::Combining, Measure::BandwidthGbS, 1 << 20, 7.0, None),
-            row(Contestant::Combining, Measure::MessagesPerS, 64, 2e7, None),
-            row(Contestant::Sock, Measure::FileMbS, 13_827_767, 2000.0, Some(0.8)),
-            row(Contestant::Copy, Measure::FileMbS, 13_827_767, 2500.0, Some(1.0)),
+            row_of(Contestant::Vi, Measure::LatencyNs, 4, 100.0, Some(1.0)),
+            row_of(Contestant::Sock, Measure::LatencyNs, 4, 150.0, Some(1.5)),
+            row_of(Contestant::SockHandler, Measure::LatencyNs, 4, 9000.0, Some(90.0)),
+            row_of(Contestant::Window1, Measure::BandwidthGbS, 64, 0.05, None),
+            row_of(Contestant::Combining, Measure::BandwidthGbS, 64, 1.5, None),
+            row_of(Contestant::Combining, Measure::BandwidthGbS, 32768, 6.0, None),
+            row_of(Contestant::Combining, Measure::BandwidthGbS, 1 << 20, 7.0, None),
+            row_of(Contestant::Combining, Measure::MessagesPerS, 64, 2e7, None),
+            row_of(Contestant::Sock, Measure::FileMbS, 13_827_767, 2000.0, Some(0.8)),
+            row_of(Contestant::Copy, Measure::FileMbS, 13_827_767, 2500.0, Some(1.0)),
         ];
         Report { bench: Bench::Sockets.name().to_owned(), rows, ..sample() }
     }
@@ -255,18 +237,18 @@ mod tests {
     #[test]
     fn our_figures_stand_beside_those_of_the_paper() {
         let text = report().to_text();
-        let found = |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
-        for parts in [
-            &["sock", "150 ns", "×1.50", "10.5 µs ×1.27"][..],
-            &["sock-handler", "9.00 µs", "×90.0", "29.9 µs ×3.60"],
-            &["4 B", "100 ns", "150 ns", "8.30 µs", "10.5 µs ×1.27"],
-            &["window-1", "1", "no", "50.0 MB/s", "SOVIA_BASE"],
-            &["combining", "32", "16", "yes", "1.50 GB/s", "6.00 GB/s", "SOVIA_COMBINE"],
-            &["sock", "2000 MB/s", "×0.80", "736 and 552 Mb/s"],
-            &["combining", "20.0 M/s"],
-        ] {
-            assert!(found(parts), "no line has {parts:?} in\n{text}");
-        }
+        assert_lines(
+            &text,
+            &[
+                &["sock", "150 ns", "×1.50", "10.5 µs ×1.27"],
+                &["sock-handler", "9.00 µs", "×90.0", "29.9 µs ×3.60"],
+                &["4 B", "100 ns", "150 ns", "8.30 µs", "10.5 µs ×1.27"],
+                &["window-1", "1", "no", "50.0 MB/s", "SOVIA_BASE"],
+                &["combining", "32", "16", "yes", "1.50 GB/s", "6.00 GB/s", "SOVIA_COMBINE"],
+                &["sock", "2000 MB/s", "×0.80", "736 and 552 Mb/s"],
+                &["combining", "20.0 M/s"],
+            ],
+        );
         assert!(!text.contains("figure 7"), "a table without rows in\n{text}");
     }
 

@@ -50,12 +50,17 @@ fn handed(link: &mut Link) -> Result<OwnedFd, BenchError> {
     Ok(descriptors.into_iter().next().ok_or(CourierError::Closed)?)
 }
 
-/// The first connection; not waited for without end, since the other side may have failed.
 fn accept(listener: &TcpListener) -> Result<TcpStream, BenchError> {
     listener.set_nonblocking(true)?;
+    first(|| listener.accept())
+}
+
+/// The first connection to a listener that does not block; not waited for without end, since the other side may have
+/// failed.
+pub(super) fn first<S, A>(accept: impl Fn() -> io::Result<(S, A)>) -> Result<S, BenchError> {
     let mut patience = Patience::default();
     loop {
-        match listener.accept() {
+        match accept() {
             Ok((stream, _)) => return Ok(stream),
             Err(error) => retry(&error, &mut patience)?,
         }
@@ -191,7 +196,7 @@ struct Places {
 
 /// Nothing there yet: a spinning socket looks again. A blocking one has waited out its time-out.
 #[inline]
-pub(super) fn retry(error: &io::Error, patience: &mut Patience) -> Result<(), BenchError> {
+fn retry(error: &io::Error, patience: &mut Patience) -> Result<(), BenchError> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => patience.spin(),
         kind => Err(io::Error::from(kind).into()),

@@ -4,11 +4,11 @@
 //! calls that block, which look for a while before they sleep.
 
 use super::files::Carrier;
-use super::sockets::{Socket, retry};
+use super::sockets::{Socket, first};
 use super::{Contestant, Exercise, Transport, vi};
 use crate::BenchError;
 use crate::network::Wire;
-use crate::pair::{Link, PATIENCE, Patience, Role};
+use crate::pair::{Link, PATIENCE, Role};
 use highwire::{Listener, Nic, SockConfig, Sockets, Strategy, Stream};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -44,7 +44,8 @@ fn connect(contestant: Contestant, sockets: &Sockets, link: &mut Link) -> Result
             let listener = listen(contestant, sockets, link).map_err(BenchError::library(name, "listening"))?;
             let address = listener.local_addr().map_err(BenchError::library(name, "listening"))?;
             link.tell(&address.to_string(), &[])?;
-            accept(&listener)?
+            listener.set_nonblocking(true)?;
+            first(|| listener.accept())?
         }
         Role::Peer => {
             let (address, _) = link.hear::<String>()?;
@@ -69,18 +70,6 @@ fn listen(contestant: Contestant, sockets: &Sockets, link: &Link) -> io::Result<
         match sockets.bind(&format!("shm:bench-{number}")) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && number < vi::NAMES_MAX => number += 1,
             bound => return bound,
-        }
-    }
-}
-
-/// The first connection; not waited for without end, since the other side may have failed.
-fn accept(listener: &Listener) -> Result<Stream, BenchError> {
-    listener.set_nonblocking(true)?;
-    let mut patience = Patience::default();
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => return Ok(stream),
-            Err(error) => retry(&error, &mut patience)?,
         }
     }
 }
