@@ -123,7 +123,7 @@ impl Contest {
     pub(crate) fn admit(&mut self, contestant: Contestant, size_max: usize) -> Result<(), BenchError> {
         let link = &mut self.pair.link;
         link.tell(&Command::Admit(contestant, size_max), &[])?;
-        match link.let_roam(contestant, Exercise::Stream, |link| contestant.meet(link, size_max)) {
+        match link.let_roam(contestant, MEETING, |link| contestant.meet(link, size_max)) {
             Ok(transport) => {
                 self.transports.insert(contestant, transport);
                 Ok(())
@@ -200,7 +200,7 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
     while let Some((command, _)) = link.hear_command::<Command>()? {
         match command {
             Command::Admit(contestant, size_max) => {
-                let met = link.let_roam(contestant, Exercise::Stream, |link| contestant.meet(link, size_max))?;
+                let met = link.let_roam(contestant, MEETING, |link| contestant.meet(link, size_max))?;
                 transports.insert(contestant, met);
             }
             Command::Heat(starts) => {
@@ -245,3 +245,6 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
 
 /// Bytes of a stream that go before the clock starts.
 pub(crate) const WARM_AREA_BYTES: usize = 4 << 20;
+
+/// As for which contestants meet: an interface counts its CPUs when it is opened, and those who send files may have all.
+const MEETING: Exercise = Exercise::File;
