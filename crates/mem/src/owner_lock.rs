@@ -49,8 +49,8 @@ pub(crate) struct OwnerGate {
 pub(crate) enum Entry<'a> {
     /// As its owner, in this tenure.
     Owner(usize),
-    /// With the mutex.
-    Mutex(#[expect(dead_code, reason = "it is held")] MutexGuard<'a, u32>),
+    /// With the mutex; as the owner of this tenure too, if there is one.
+    Mutex(#[expect(dead_code, reason = "it is held")] MutexGuard<'a, u32>, Option<usize>),
 }
 
 impl OwnerGate {
@@ -71,8 +71,9 @@ impl OwnerGate {
         if owner & THREAD == me {
             let tenure = owner >> TENURE_SHIFT;
             let inside = &self.inside[tenure];
-            // Acquire: pairs with the release in `leave`, of a thread that had this number before.
-            let _ = inside.load(Ordering::Acquire);
+            // Acquire: pairs with the release in `leave`, of a thread that had this number before. Nobody but the owner
+            // of this tenure ever writes it.
+            assert!(!inside.load(Ordering::Acquire), "a thread takes a lock that it has");
             inside.store(true, Ordering::Relaxed);
             writer_fence(false);
             // Acquire: who has taken it meanwhile, and wants nothing any more, is seen to be the owner.
@@ -105,13 +106,21 @@ impl OwnerGate {
             self.owner.store(next, Ordering::Relaxed);
             self.wanted.store(false, Ordering::Release);
         }
-        Entry::Mutex(changes)
+        let owner = self.owner.load(Ordering::Relaxed);
+        let tenure = (owner != EVERYBODY).then_some(owner >> TENURE_SHIFT);
+        if let Some(tenure) = tenure {
+            // Should this thread come again, it sees that it is inside.
+            self.inside[tenure].store(true, Ordering::Relaxed);
+        }
+        Entry::Mutex(changes, tenure)
     }
 
-    /// Goes out, after coming in as the owner.
+    /// Goes out; whoever has the mutex lets go of it after this.
     #[inline(always)]
-    pub(crate) fn leave(&self, tenure: usize) {
-        self.inside[tenure].store(false, Ordering::Release);
+    pub(crate) fn leave(&self, entry: &Entry<'_>) {
+        if let Entry::Owner(tenure) | Entry::Mutex(_, Some(tenure)) = entry {
+            self.inside[*tenure].store(false, Ordering::Release);
+        }
     }
 }
 
@@ -129,7 +138,8 @@ fn lock(mutex: &Mutex<u32>) -> MutexGuard<'_, u32> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A lock that costs the thread that usually takes it next to nothing. A thread that has it must not take it again.
+/// A lock that costs the thread that usually takes it next to nothing. A thread that has it and takes it again panics, or
+/// waits for ever.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct OwnerLock<T> {
@@ -203,9 +213,7 @@ impl<T> DerefMut for OwnerGuard<'_, T> {
 impl<T> Drop for OwnerGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Entry::Owner(tenure) = self.entry {
-            self.lock.gate.leave(tenure);
-        }
+        self.lock.gate.leave(&self.entry);
     }
 }
 

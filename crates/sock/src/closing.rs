@@ -55,8 +55,10 @@ fn wait_at_exit() {
 }
 
 fn run() {
+    let mut pause = LOOK;
     loop {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LOOK_MOST);
         let mut closing = lock();
         let now = Instant::now();
         closing
@@ -76,7 +78,8 @@ fn lock() -> MutexGuard<'static, Closing> {
 
 /// A process that exits waits so long for what it has written.
 const EXIT_WAIT: Duration = Duration::from_secs(5);
-/// How often it is looked whether something has arrived.
+/// When it is first looked whether something has arrived, and how long it may come to be from look to look.
 const LOOK: Duration = Duration::from_micros(200);
+const LOOK_MOST: Duration = Duration::from_millis(10);
 /// A peer that does not read for so long does not get the rest.
 const PATIENCE: Duration = Duration::from_secs(60);

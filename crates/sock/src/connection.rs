@@ -378,7 +378,11 @@ impl Connection {
     ) -> Option<io::Result<usize>> {
         self.show_writable(outgoing);
         match (written, outgoing.shown, outgoing.sender.as_mut()) {
-            (None, Some(true), Some(sender)) => sender.write(bytes).ok().map(Ok),
+            (None, Some(true), Some(sender)) => match sender.write(bytes) {
+                Ok(count) => Some(Ok(count)),
+                Err(PostError::NoRoom { .. }) => None,
+                Err(_) => Some(Err(self.write_error())),
+            },
             (written, ..) => written,
         }
     }

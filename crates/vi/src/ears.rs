@@ -29,9 +29,9 @@ pub(crate) fn set_readable(wire: &OwnedFd) {
     let _ = rustix::net::send(wire, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-/// Makes them not readable.
-pub(crate) fn clear_readable(ears: &OwnedFd) {
-    drain(ears);
+/// Makes them not readable; false if whoever has the wire has shut it down, and they always are.
+pub(crate) fn clear_readable(ears: &OwnedFd) -> bool {
+    drain(ears)
 }
 
 /// Makes them writable.
@@ -39,24 +39,28 @@ pub(crate) fn set_writable(wire: &OwnedFd) {
     drain(wire);
 }
 
-/// Makes them not writable.
-pub(crate) fn clear_writable(ears: &OwnedFd) {
+/// Makes them not writable; false as above.
+pub(crate) fn clear_writable(ears: &OwnedFd) -> bool {
     for _ in 0..LOOKS_MAX {
-        if rustix::net::send(ears, &[0; FILLER_BYTES], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err() {
-            break;
+        match rustix::net::send(ears, &[0; FILLER_BYTES], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(_) => {}
+            Err(errno) => return errno != Errno::PIPE,
         }
     }
+    true
 }
 
 /// Reads all there is. Bounded, or whoever goes on sending would keep us here.
-fn drain(socket: &OwnedFd) {
+fn drain(socket: &OwnedFd) -> bool {
     let mut bytes = [0u8; 4096];
     for _ in 0..LOOKS_MAX {
         match rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
             Ok((_, count)) if count == bytes.len() => {}
+            Ok((_, 0)) => return false,
             Ok(_) | Err(_) => break,
         }
     }
+    true
 }
 
 const LOOKS_MAX: usize = 64;

@@ -84,7 +84,7 @@ impl Member {
     #[inline]
     pub(crate) fn ready(&self) -> bool {
         match self {
-            Member::Host(member) if member.muted.load(SeqCst) => member.has_credit_news(),
+            Member::Host(member) if member.muted.load(SeqCst) => member.has_write_news(),
             Member::Host(member) => member.ready(),
             Member::Wire(member) if member.muted.load(SeqCst) => member.line.has_done(Side::Sent),
             Member::Wire(member) => member.ready(),

@@ -12,7 +12,7 @@ use crate::member::Member;
 use crate::nic::NicInner;
 use crate::vi::{PeerId, Vi, ViId};
 use crate::wire::stream::{WireStreamReceiver, WireStreamSender};
-use highwire_mem::{Bell, WireUse};
+use highwire_mem::{Bell, Lie, WireUse};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -342,6 +342,13 @@ impl StreamWatch {
         self.signal.used.load(SeqCst)
     }
 
+    /// A peer that has shut the wire down would have whoever polls look without end.
+    fn see_to_wire(&self, sound: bool) {
+        if !sound && let Member::Host(member) = &self.member {
+            member.break_off(Failure::PeerLied(Lie::BadHandover));
+        }
+    }
+
     /// Says whether there is something to read. If not, it has to be looked once more after this: what came before is
     /// not shown, what comes after is.
     pub fn show_readable(&self, readable: bool) {
@@ -351,7 +358,7 @@ impl StreamWatch {
             self.signal.arm(&self.member, &mut armed, |armed| armed.without(WireUse::SLOTS));
             ears::set_readable(wire);
         } else {
-            ears::clear_readable(ears);
+            self.see_to_wire(ears::clear_readable(ears));
             self.signal.arm(&self.member, &mut armed, |armed| armed.with(WireUse::SLOTS));
         }
     }
@@ -364,7 +371,7 @@ impl StreamWatch {
             self.signal.arm(&self.member, &mut armed, |armed| armed.without(WireUse::CREDIT));
             ears::set_writable(wire);
         } else {
-            ears::clear_writable(ears);
+            self.see_to_wire(ears::clear_writable(ears));
             self.signal.arm(&self.member, &mut armed, |armed| armed.with(WireUse::CREDIT));
         }
     }

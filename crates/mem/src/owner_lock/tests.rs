@@ -16,9 +16,7 @@ fn model(first: u32, others: &'static [u32]) {
                 // SAFETY: whoever has come in is alone, which is what is tested.
                 unsafe { *count += 1 }
             });
-            if let Entry::Owner(tenure) = entry {
-                gate.leave(tenure);
-            }
+            gate.leave(&entry);
         };
         let running: Vec<_> = others
             .iter()
@@ -84,5 +82,20 @@ fn it_goes_from_hand_to_hand() {
         });
         assert_eq!(seen.join().unwrap(), 2 * round + 1);
         *lock.lock() += 1;
+    }
+}
+
+#[cfg(not(loom))]
+#[test]
+fn a_thread_that_takes_it_twice_is_stopped() {
+    for entries in 0..3 {
+        let again = std::panic::catch_unwind(|| {
+            let lock = OwnerLock::new(0);
+            // The first time it comes by the mutex, and then as the owner.
+            (0..entries).for_each(|_| *lock.lock() += 1);
+            let _has = lock.lock();
+            let _twice = lock.lock();
+        });
+        assert!(again.is_err());
     }
 }

@@ -84,6 +84,11 @@ impl HostMember {
         self.awaiting.load(Relaxed) && (self.credit.moved() || self.releases.moved())
     }
 
+    /// The same, or it is over and whoever waits for room does not know.
+    pub(crate) fn has_write_news(&self) -> bool {
+        self.has_credit_news() || self.awaiting.load(Relaxed) && self.over()
+    }
+
     #[inline]
     fn slot_ready(&self) -> bool {
         if self.loans_out.load(Relaxed) { self.slots.ready_without_loan() } else { self.slots.ready() }
@@ -186,10 +191,15 @@ impl HostMember {
 
     /// The queue has become one of many VIs, or of few again.
     pub(crate) fn refresh_attention(&self) {
-        self.announce(*self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
+        let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.announce(*sleepers);
     }
 
+    /// With `sleepers` locked. A block that was left may be another's.
     fn announce(&self, sleepers: u32) {
+        if self.halves.load(SeqCst) == 0 {
+            return;
+        }
         let wanted = if sleepers > 0 || self.queue.many.load(Relaxed) { Attention::ALL } else { Attention::NONE };
         wanted.announce(self.peer.ours(), self.block);
     }

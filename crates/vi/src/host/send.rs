@@ -1266,6 +1266,7 @@ impl HostSender {
         }
         self.flush_pending();
         self.finishing = 0;
+        self.wanting = false;
         self.note_awaiting();
     }
 
