@@ -22,7 +22,8 @@ use std::time::Duration;
 /// * A write to a peer that has closed the stream fails at once; with TCP the first one is lost without an error.
 /// * A peer that died, or exited without closing, is [`io::ErrorKind::ConnectionReset`], after everything that it had
 ///   written; with TCP it can look like an orderly end.
-/// * Between hosts, what was written and has not arrived is lost if the writer is killed: it is in its memory.
+/// * Between hosts, what was written and has not arrived is lost if the writer is killed, or exits without closing the
+///   stream: it is in its memory.
 /// * It belongs to its process: a forked child cannot use it, and its descriptor is for polling alone.
 /// * There is no urgent data and no time to live, and no half-open stream without an error: peers that fall silent are
 ///   noticed.
