@@ -475,17 +475,21 @@ impl SlotWriter {
     #[inline(always)]
     pub fn append(&mut self, length: usize, bytes: &[u8]) {
         assert!(length + bytes.len() <= CONTENT_BYTES, "a slot's content is at most 240 bytes");
-        let at = self.slots_at + (self.head.wrapping_sub(1) & self.mask) as usize * SLOT_BYTES;
-        self.own.copy_in(at + HEAD_BYTES + length, bytes);
+        self.own.copy_in(self.last_at() + HEAD_BYTES + length, bytes);
         self.lengthen((length + bytes.len()) as u32);
     }
 
     /// Says that the last slot, which was published open and without immediate data, has `length` bytes by now.
     #[inline(always)]
     pub fn lengthen(&mut self, length: u32) {
-        let at = self.slots_at + (self.head.wrapping_sub(1) & self.mask) as usize * SLOT_BYTES;
         // Release: pairs with the acquire in `SlotReader::length_now`.
-        self.own.store64(at + LENGTH_AT, u64::from(length));
+        self.own.store64(self.last_at() + LENGTH_AT, u64::from(length));
+    }
+
+    /// Where the last slot is.
+    #[inline(always)]
+    fn last_at(&self) -> usize {
+        self.slots_at + (self.head.wrapping_sub(1) & self.mask) as usize * SLOT_BYTES
     }
 
     /// Where the next slot is.

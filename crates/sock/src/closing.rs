@@ -24,7 +24,7 @@ struct Closing {
 pub(crate) fn deliver(mut sender: StreamSender, linger: Option<Duration>) {
     if let Some(linger) = linger {
         let until = Instant::now() + linger.min(PATIENCE);
-        while !sender.is_delivered() && sender.ended().is_none() && Instant::now() < until {
+        while is_under_way(&mut sender, until) {
             std::thread::sleep(LOOK);
         }
         return;
@@ -60,16 +60,18 @@ fn run() {
         std::thread::sleep(pause);
         pause = (pause * 2).min(LOOK_MOST);
         let mut closing = lock();
-        let now = Instant::now();
-        closing
-            .streams
-            .retain_mut(|(sender, until)| !sender.is_delivered() && sender.ended().is_none() && now < *until);
+        closing.streams.retain_mut(|(sender, until)| is_under_way(sender, *until));
         if closing.streams.is_empty() {
             closing.running = false;
             DONE.notify_all();
             return;
         }
     }
+}
+
+/// Something has still to arrive, and is waited for.
+fn is_under_way(sender: &mut StreamSender, until: Instant) -> bool {
+    !sender.is_delivered() && sender.ended().is_none() && Instant::now() < until
 }
 
 fn lock() -> MutexGuard<'static, Closing> {

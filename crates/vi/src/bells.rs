@@ -237,7 +237,7 @@ impl QueueShared {
         mut announce: impl FnMut(bool),
         look: impl FnOnce() -> Option<T>,
     ) -> Result<T, SleepOutcome> {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.count_sleeper(true);
         let alarm = self.alarm.count();
         for home in homes {
             home.bell.enter();
@@ -253,7 +253,7 @@ impl QueueShared {
         for home in homes {
             home.bell.leave();
         }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.count_sleeper(false);
         outcome
     }
 }

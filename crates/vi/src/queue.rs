@@ -287,11 +287,7 @@ impl CompletionQueue {
     }
 
     fn set_armed(&mut self, armed: bool) {
-        if armed {
-            self.shared.sleepers.fetch_add(1, Ordering::SeqCst);
-        } else {
-            self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
-        }
+        self.shared.count_sleeper(armed);
         let wire = if armed { WireUse::ALWAYS } else { WireUse::NOT };
         self.homes.iter().for_each(|home| home.bell.arm(wire));
         if armed {

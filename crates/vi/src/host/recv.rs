@@ -378,9 +378,7 @@ impl HostReceiver {
                     return self.take_done();
                 }
                 Err(lie) => {
-                    self.member.break_off(Failure::PeerLied(lie));
-                    self.rope.ring(News::End);
-                    self.end(Failure::PeerLied(lie));
+                    self.lied(lie);
                     return self.take_done();
                 }
             }
@@ -862,6 +860,13 @@ impl HostReceiver {
         if !std::mem::replace(&mut self.noticed, true) {
             self.member.ended.fetch_add(1, Relaxed);
         }
+    }
+
+    #[cold]
+    fn lied(&mut self, lie: Lie) {
+        self.member.break_off(Failure::PeerLied(lie));
+        self.rope.ring(News::End);
+        self.end(Failure::PeerLied(lie));
     }
 
     #[cold]

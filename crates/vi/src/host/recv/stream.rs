@@ -6,7 +6,7 @@
 use super::HostReceiver;
 use crate::error::Failure;
 use crate::stream::{StreamRules, Taken, Talk};
-use highwire_mem::{CONTENT_BYTES, Flags, Kind, Lie, News, Ticks, pause, ticks, ticks_per_second};
+use highwire_mem::{CONTENT_BYTES, Flags, Kind, Lie, Ticks, pause, ticks, ticks_per_second};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -249,9 +249,7 @@ impl HostStreamReceiver {
 
     #[cold]
     fn lied(&mut self, lie: Lie) -> Taken {
-        self.rx.member.break_off(Failure::PeerLied(lie));
-        self.rx.rope.ring(News::End);
-        self.rx.end(Failure::PeerLied(lie));
+        self.rx.lied(lie);
         Taken::Ended(Failure::PeerLied(lie))
     }
 }

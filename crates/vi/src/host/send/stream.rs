@@ -115,7 +115,7 @@ impl HostStreamSender {
             return Err(PostError::NoRoom { bytes: 0 });
         }
         self.open = None;
-        let head = SlotHead { immediate: mark, ..self.head(Kind::Inline, Flags::WHOLE, 0) };
+        let head = SlotHead { immediate: mark, ..head(Kind::Inline, false, 0) };
         self.tx.writer.publish_plain(head, &[]);
         self.tx.ring_if_wanted();
         Ok(())
@@ -176,16 +176,15 @@ impl HostStreamSender {
             return Ok(self.publish_inline(&bytes[..length]));
         }
         let Some(extent) = self.tx.take_piece(length.min(PIECE_BYTES_LEAST), capacity) else {
-            if self.tx.ended.is_some() {
-                return Err(PostError::NotConnected(self.tx.ended.unwrap_or(Failure::Closed)));
+            if let Some(failure) = self.tx.ended {
+                return Err(PostError::NotConnected(failure));
             }
             // Memory is short, so slots have to do.
             return Ok(self.publish_inline(&bytes[..length.min(CONTENT_BYTES)]));
         };
         let length = length.min(extent.len);
         let open = length < extent.len;
-        let flags = if open { Flags::WHOLE.with(Flags::OPEN) } else { Flags::WHOLE };
-        let head = self.head(Kind::Spans, flags, length);
+        let head = head(Kind::Spans, open, length);
         self.tx.in_flight.push(self.tx.writer.head(), Some(extent.id), None, false);
         self.tx.member.peer.ours().copy_in(extent.offset, &bytes[..length]);
         self.tx.writer.publish_open_span(head, extent.len as u32, extent.offset as u64);
@@ -200,8 +199,7 @@ impl HostStreamSender {
     #[inline(always)]
     fn publish_inline(&mut self, bytes: &[u8]) -> usize {
         let open = self.combining == Combining::WhileBusy && bytes.len() < CONTENT_BYTES;
-        let flags = if open { Flags::WHOLE.with(Flags::OPEN) } else { Flags::WHOLE };
-        let head = self.head(Kind::Inline, flags, bytes.len());
+        let head = head(Kind::Inline, open, bytes.len());
         self.tx.writer.publish_plain(head, bytes);
         self.tx.ring_if_wanted();
         self.tx.stats.inline += 1;
@@ -210,11 +208,13 @@ impl HostStreamSender {
         self.open = open.then_some(Open { length: bytes.len(), capacity: CONTENT_BYTES, area: None });
         bytes.len()
     }
+}
 
-    #[inline(always)]
-    fn head(&self, kind: Kind, flags: Flags, length: usize) -> SlotHead {
-        SlotHead { kind, flags, control: 0, spans: 0, length: length as u32, immediate: 0 }
-    }
+/// The head of a slot that may grow, or is what it is.
+#[inline(always)]
+fn head(kind: Kind, open: bool, length: usize) -> SlotHead {
+    let flags = if open { Flags::WHOLE.with(Flags::OPEN) } else { Flags::WHOLE };
+    SlotHead { kind, flags, control: 0, spans: 0, length: length as u32, immediate: 0 }
 }
 
 const LINE: usize = 64;
