@@ -19,6 +19,8 @@ mod bell;
 mod layout;
 mod loans;
 mod memory;
+// Under loom only its own model uses it.
+#[cfg(any(not(loom), test))]
 mod owner_lock;
 mod ring;
 mod sync;
@@ -41,6 +43,8 @@ mod pool;
 mod region;
 #[cfg(not(loom))]
 mod sys;
+#[cfg(not(loom))]
+mod tcp;
 #[cfg(not(loom))]
 mod watcher;
 #[cfg(not(loom))]
@@ -76,6 +80,7 @@ pub use {
         KernelTooOld, Sleep, SleepOutcome, at_exit, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
         kernel_check, light_barrier, pause,
     },
+    tcp::{TcpCounts, network_namespace},
     watcher::{Watch, WatchKey, Watcher},
     words::Words,
 };

@@ -2,7 +2,7 @@
 //!
 //! Three views of the same thing differ in what they allow: [`OwnMemory`] (this process writes, the
 //! peer reads), [`PeerMemory`] (the other way round) and [`SharedMemory`] (both write: doorbell
-//! pages and exported regions only).
+//! pages, exported regions and lanes only).
 
 use crate::sync::Ordering;
 use std::fmt;
@@ -96,6 +96,78 @@ macro_rules! writes {
             }
         }
     };
+}
+
+impl SharedMemory {
+    /// Memory that takes part in a model: the words and bytes at these places are made now, before threads begin.
+    #[cfg(loom)]
+    pub fn modelled(len: usize, narrow: &[usize], wide: &[usize], copied: &[usize]) -> SharedMemory {
+        let view = View::new(len);
+        view.touch(narrow, wide, copied);
+        SharedMemory(view)
+    }
+
+    /// `bytes` of new, zeroed memory that can be handed to others to be written by all. It takes memory only where
+    /// it is touched, and cannot be cut short.
+    #[cfg(not(loom))]
+    pub fn create(bytes: usize) -> Result<(SharedMemory, std::os::fd::OwnedFd), crate::RegionError> {
+        let fd = crate::sys::memfd(bytes).map_err(crate::RegionError::Create)?;
+        crate::sys::seal(&fd, crate::region::SEALS_EXPORTED).map_err(crate::RegionError::Create)?;
+        let memory = SharedMemory::of(&fd, bytes)?;
+        Ok((memory, fd))
+    }
+
+    /// Takes over memory that somebody else made with [`create`](SharedMemory::create), after checking that it cannot
+    /// be cut short.
+    #[cfg(not(loom))]
+    pub fn adopt(fd: std::os::fd::BorrowedFd<'_>, bytes: usize) -> Result<SharedMemory, crate::RegionError> {
+        crate::region::check_seals(fd, bytes as u64, crate::region::SEALS_EXPORTED)?;
+        SharedMemory::of(fd, bytes)
+    }
+
+    #[cfg(not(loom))]
+    fn of(fd: impl std::os::fd::AsFd, bytes: usize) -> Result<SharedMemory, crate::RegionError> {
+        let mapping = crate::sys::Mapping::of(fd, bytes, true).map_err(crate::RegionError::Map)?;
+        Ok(SharedMemory(View::new(std::sync::Arc::new(mapping))))
+    }
+
+    /// Reads the double word at byte `at`, in no order with anything. Panics outside the mapping.
+    #[inline]
+    pub fn glance64(&self, at: usize) -> u64 {
+        self.0.load64(at, Ordering::Relaxed)
+    }
+
+    /// Replaces the double word at byte `at` if it is `old`; otherwise tells what it is. Sequentially consistent.
+    /// Panics outside the mapping.
+    #[inline]
+    pub fn exchange64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.0.exchange64(at, old, new)
+    }
+
+    /// Replaces the word at byte `at` if it is `old`; otherwise tells what it is. Sequentially consistent. Panics
+    /// outside the mapping.
+    #[inline]
+    pub fn exchange32(&self, at: usize, old: u32, new: u32) -> Result<(), u32> {
+        self.0.exchange32(at, old, new)
+    }
+
+    /// Adds to the double word at byte `at` and returns what it was. Panics outside the mapping.
+    #[inline]
+    pub fn add64(&self, at: usize, value: u64) -> u64 {
+        self.0.add64(at, value)
+    }
+
+    /// Sets bits of the double word at byte `at` and returns what it was. Panics outside the mapping.
+    #[inline]
+    pub fn or64(&self, at: usize, bits: u64) -> u64 {
+        self.0.or64(at, bits)
+    }
+
+    /// Gives the memory of whole pages back; they read as zero afterwards, for everybody.
+    #[cfg(not(loom))]
+    pub fn give_back(&self, at: usize, bytes: usize) {
+        crate::sys::remove_pages(&self.0, at, bytes);
+    }
 }
 
 reads!(OwnMemory);
@@ -261,6 +333,22 @@ mod mapped {
             self.word32(at).fetch_add(value, Ordering::SeqCst)
         }
 
+        #[inline(always)]
+        pub(crate) fn add64(&self, at: usize, value: u64) -> u64 {
+            self.word64(at).fetch_add(value, Ordering::SeqCst)
+        }
+
+        #[inline(always)]
+        pub(crate) fn exchange64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+            self.word64(at).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+        }
+
+        #[inline(always)]
+        pub(crate) fn exchange32(&self, at: usize, old: u32, new: u32) -> Result<(), u32> {
+            self.word32(at).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+        }
+
+        #[inline(always)]
         pub(crate) fn or64(&self, at: usize, bits: u64) -> u64 {
             self.word64(at).fetch_or(bits, Ordering::SeqCst)
         }
@@ -328,7 +416,6 @@ mod modelled {
     }
 
     impl View {
-        #[cfg_attr(not(test), expect(dead_code, reason = "only the models make memory under loom"))]
         pub(crate) fn new(len: usize) -> View {
             View {
                 words: Arc::default(),
@@ -338,7 +425,6 @@ mod modelled {
         }
 
         /// Makes the words at these places.
-        #[cfg(test)]
         pub(crate) fn touch(&self, narrow: &[usize], wide: &[usize], copied: &[usize]) {
             narrow.iter().for_each(|at| drop(self.narrow(*at)));
             wide.iter().for_each(|at| drop(self.wide(*at)));
@@ -385,6 +471,18 @@ mod modelled {
 
         pub(crate) fn add32(&self, at: usize, value: u32) -> u32 {
             self.narrow(at).fetch_add(value, Ordering::SeqCst)
+        }
+
+        pub(crate) fn add64(&self, at: usize, value: u64) -> u64 {
+            self.wide(at).fetch_add(value, Ordering::SeqCst)
+        }
+
+        pub(crate) fn exchange64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+            self.wide(at).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+        }
+
+        pub(crate) fn exchange32(&self, at: usize, old: u32, new: u32) -> Result<(), u32> {
+            self.narrow(at).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
         }
 
         pub(crate) fn or64(&self, at: usize, bits: u64) -> u64 {

@@ -90,7 +90,7 @@ pub struct Tag(pub u32);
 const SEALS_OWN: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 const SEALS_FROZEN: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
-const SEALS_EXPORTED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+pub(crate) const SEALS_EXPORTED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 pub(crate) fn check_seals(fd: impl AsFd, len: u64, needed: SealFlags) -> Result<(), RegionError> {
     let found = rustix::fs::fcntl_get_seals(&fd).unwrap_or(SealFlags::empty());

@@ -6,9 +6,13 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-#[cfg(loom)]
-pub(crate) use loom::sync::{Mutex, MutexGuard};
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+// For the models of this crate only.
+#[cfg(all(loom, test))]
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize},
+};
 
 /// The writer's half of the sleep/wake handshake: orders an earlier store before a later load.
 ///
@@ -49,6 +53,7 @@ pub(crate) fn sleeper_fence() {
 }
 
 /// Lets others run; at first only the CPU's other thread.
+#[cfg(any(not(loom), test))]
 pub(crate) fn yield_now(looks: u32) {
     #[cfg(not(loom))]
     if looks < 64 {

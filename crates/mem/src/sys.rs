@@ -259,6 +259,14 @@ pub(crate) fn prefetch_to_write(view: &crate::memory::View, at: usize) {
     let _ = pointer;
 }
 
+/// Frees the pages of `bytes` from `at` on, in the file behind the mapping.
+pub(crate) fn remove_pages(view: &crate::memory::View, at: usize, bytes: usize) {
+    let pointer = view.pointer(at, bytes);
+    // SAFETY: the range is inside a shared mapping that is only ever read and written as words and copied bytes; they
+    // become zero, as if somebody had written that. Where the kernel cannot, nothing changes.
+    let _ = unsafe { rustix::mm::madvise(pointer.cast(), bytes, rustix::mm::Advice::LinuxRemove) };
+}
+
 /// A page that the kernel clears in every forked child. It stays for ever.
 pub(crate) fn wipe_on_fork_page() -> Option<NonNull<AtomicU32>> {
     const PAGE: usize = 4096;

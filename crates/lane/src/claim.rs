@@ -1,0 +1,216 @@
+//! How a process asks the registry for the other end of a connection: the messages, and the asking.
+//!
+//! A claim is proven by the TCP descriptor itself, which goes with it. Asking takes one connection to the registry, made
+//! for the question and closed with the answer: no descriptor stays in the program.
+
+use crate::layout::{REGION_BYTES, Side};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// A lane for an end of a connection.
+#[derive(Debug)]
+pub struct Pairing {
+    /// Number of the region on this host.
+    pub region: u64,
+    /// The region; to be mapped where it is not known yet.
+    pub memory: OwnedFd,
+    /// Lane in the region.
+    pub lane: usize,
+    /// End of the lane.
+    pub side: Side,
+}
+
+/// Answer to a claim.
+#[derive(Debug)]
+pub enum Answer {
+    /// Both ends have come.
+    Paired(Pairing),
+    /// The other end has not come yet.
+    Waiting,
+    /// There will be no lane for this connection now.
+    Refused(Refusal),
+}
+
+/// Why there is no lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Refusal {
+    /// The descriptor is not a TCP connection that is open both ways.
+    NotConnected = 1,
+    /// All lanes are in use.
+    Exhausted = 2,
+    /// The claim came from another process-number namespace.
+    OtherNamespace = 3,
+    /// The claim could not be read.
+    Malformed = 4,
+}
+
+impl Refusal {
+    pub(crate) fn from_number(number: u32) -> Refusal {
+        match number {
+            1 => Refusal::NotConnected,
+            2 => Refusal::Exhausted,
+            3 => Refusal::OtherNamespace,
+            _ => Refusal::Malformed,
+        }
+    }
+}
+
+/// Asks the registry of root, or else of this user, for a lane for `socket`. Takes well under a millisecond.
+pub fn claim(socket: BorrowedFd<'_>) -> Result<Answer, Errno> {
+    let registry = connect(rustix::process::geteuid().as_raw())?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let proof = [socket];
+    ancillary.push(SendAncillaryMessage::ScmRights(&proof));
+    let request = Request { process: rustix::process::getpid().as_raw_nonzero().get().cast_unsigned() }.encode();
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(&registry, &[IoSlice::new(&request)], &mut ancillary, flags)?;
+    wait_for_answer(registry.as_fd())?;
+    let mut reply = [0; MESSAGE_BYTES];
+    let (bytes, memory) = receive(registry.as_fd(), &mut reply)?;
+    decode_answer(&reply[..bytes], memory).ok_or(Errno::BADMSG)
+}
+
+/// Asks the registry of a user whether it is there.
+pub fn registry_answers(user: u32) -> bool {
+    connect_to(user).is_ok()
+}
+
+fn connect(user: u32) -> Result<OwnedFd, Errno> {
+    match connect_to(0) {
+        Err(_) if user != 0 => connect_to(user),
+        answer => answer,
+    }
+}
+
+fn connect_to(user: u32) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &address(user)?)?;
+    // Whoever has the name could take descriptors that are passed to it.
+    if rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw() != user {
+        return Err(Errno::PERM);
+    }
+    Ok(socket)
+}
+
+/// Name of a user's registry; names of this kind are of one network namespace.
+pub(crate) fn address(user: u32) -> Result<SocketAddrUnix, Errno> {
+    const PREFIX: &[u8] = b"highwire-lanes-1-";
+    let mut name = [0u8; PREFIX.len() + 10];
+    name[..PREFIX.len()].copy_from_slice(PREFIX);
+    let mut rest = user;
+    for digit in name[PREFIX.len()..].iter_mut().rev() {
+        (*digit, rest) = (b'0' + (rest % 10) as u8, rest / 10);
+    }
+    SocketAddrUnix::new_abstract_name(&name)
+}
+
+/// A registry that does not answer in this time is taken for dead.
+const ANSWER_MS: i64 = 100;
+
+fn wait_for_answer(registry: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut wanted = [rustix::event::PollFd::from_borrowed_fd(registry, rustix::event::PollFlags::IN)];
+    let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: ANSWER_MS * 1_000_000 };
+    match rustix::event::poll(&mut wanted, Some(&limit)) {
+        Ok(0) => Err(Errno::TIMEDOUT),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Receives one message and at most one descriptor.
+pub(crate) fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<(usize, Option<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut ancillary, flags)?;
+    let mut descriptor = None;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            descriptor = descriptors.last().or(descriptor);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::BADMSG);
+    }
+    Ok((received.bytes, descriptor))
+}
+
+pub(crate) const MESSAGE_BYTES: usize = 32;
+const MAGIC: u32 = u32::from_le_bytes(*b"HWCL");
+const VERSION: u32 = 1;
+
+/// What comes with the descriptor.
+pub(crate) struct Request {
+    /// The process, as it knows itself.
+    pub(crate) process: u32,
+}
+
+impl Request {
+    fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        encode(1, self.process, 0, 0)
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Request> {
+        let [kind, process, ..] = fields(bytes)?;
+        (kind == 1).then_some(Request { process })
+    }
+}
+
+pub(crate) enum Reply {
+    Waiting,
+    Paired { region: u64, lane: usize, side: Side },
+    Refused(Refusal),
+}
+
+impl Reply {
+    pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        match *self {
+            Reply::Waiting => encode(2, 0, 0, 0),
+            Reply::Paired { region, lane, side } => encode(3, lane as u32, side.number() as u32, region),
+            Reply::Refused(why) => encode(4, why as u32, 0, 0),
+        }
+    }
+}
+
+fn decode_answer(bytes: &[u8], memory: Option<OwnedFd>) -> Option<Answer> {
+    let [kind, first, second, low, high] = fields(bytes)?;
+    match kind {
+        2 => Some(Answer::Waiting),
+        3 => {
+            let region = u64::from(low) | u64::from(high) << 32;
+            let lane = usize::try_from(first).ok()?;
+            Some(Answer::Paired(Pairing { region, memory: memory?, lane, side: Side::from_number(second)? }))
+        }
+        4 => Some(Answer::Refused(Refusal::from_number(first))),
+        _ => None,
+    }
+}
+
+fn encode(kind: u32, first: u32, second: u32, wide: u64) -> [u8; MESSAGE_BYTES] {
+    let mut bytes = [0; MESSAGE_BYTES];
+    let words = [MAGIC, VERSION, kind, first, second, wide as u32, (wide >> 32) as u32];
+    for (word, place) in words.iter().zip(bytes.chunks_exact_mut(4)) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+fn fields(bytes: &[u8]) -> Option<[u32; 5]> {
+    let word = |index: usize| bytes.get(index * 4..index * 4 + 4)?.try_into().ok().map(u32::from_le_bytes);
+    let whole = bytes.len() == MESSAGE_BYTES && word(0)? == MAGIC && word(1)? == VERSION;
+    whole.then_some([word(2)?, word(3)?, word(4)?, word(5)?, word(6)?])
+}
+
+/// Maps a region that was handed over.
+pub fn map(memory: BorrowedFd<'_>) -> Result<highwire_mem::SharedMemory, highwire_mem::RegionError> {
+    highwire_mem::SharedMemory::adopt(memory, REGION_BYTES)
+}

@@ -1,0 +1,410 @@
+//! Brings the two ends of connections together.
+//!
+//! One process on the host, started by whoever first runs a program with lanes, answers claims. Whichever end of a
+//! connection comes second completes the pair; until then the first is told to wait, and asks again when it has more to
+//! do. The registry sees no byte of any connection, and its death costs only new pairs.
+
+use crate::claim::{MESSAGE_BYTES, Refusal, Reply, Request, address, receive};
+use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side};
+use highwire_mem::{RegionError, SharedMemory, TcpCounts, network_namespace};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType};
+use std::collections::HashMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// Why a registry could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// Another one is there already, which is as good.
+    #[error("a registry of this user is running already")]
+    Running,
+    /// The kernel did not allow it.
+    #[error("the registry could not listen: {0}")]
+    Listen(#[source] Errno),
+}
+
+/// What all lanes together may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Lanes at a time.
+    pub lanes: usize,
+    /// Bytes by which all lanes together may grow beyond what they start with.
+    pub growth: u64,
+    /// Without a lane or a claim for so long, it ends.
+    pub idle: Duration,
+}
+
+impl Default for Limits {
+    /// 1,024 lanes of 128 KiB and 96 MiB to grow: below 256 MiB in all.
+    fn default() -> Limits {
+        Limits { lanes: 1024, growth: 96 << 20, idle: Duration::from_secs(30) }
+    }
+}
+
+/// One end of a connection, by the names that the kernel gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct End {
+    namespace: u64,
+    local: SocketAddr,
+    remote: SocketAddr,
+}
+
+impl End {
+    fn mirrored(self) -> End {
+        End { local: self.remote, remote: self.local, ..self }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    process: u32,
+    /// The kernel's number of the socket, which is never used again.
+    cookie: u64,
+    place: Option<Place>,
+    asked: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    region: usize,
+    lane: usize,
+    side: Side,
+}
+
+struct Region {
+    memory: SharedMemory,
+    descriptor: OwnedFd,
+    /// Which processes may see it.
+    members: [u32; 2],
+    /// Ends that the lanes were given to.
+    lanes: [Option<[End; 2]>; LANES],
+    /// What it may grow by when all its lanes are new.
+    spare: u64,
+}
+
+impl Region {
+    fn lane(&self, index: usize) -> Option<Lane<'_>> {
+        LaneRegion::adopt(&self.memory)?.lane(index)
+    }
+
+    fn is_unused(&self) -> bool {
+        self.lanes.iter().all(Option::is_none)
+    }
+}
+
+/// The registry of one user in one network namespace.
+pub struct Registry {
+    listener: OwnedFd,
+    limits: Limits,
+    incarnation: u64,
+    claims: HashMap<End, Claim>,
+    regions: Vec<Region>,
+    callers: Vec<(OwnedFd, Instant)>,
+    lanes_used: usize,
+    growth_left: u64,
+}
+
+impl Registry {
+    /// Takes the name of this user's registry.
+    pub fn listen(limits: Limits) -> Result<Registry, RegistryError> {
+        let user = rustix::process::geteuid().as_raw();
+        let begin = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+            rustix::net::bind(&listener, &address(user)?)?;
+            rustix::net::listen(&listener, 128)?;
+            let mut random = [0; 8];
+            rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+            Ok((listener, u64::from_le_bytes(random)))
+        };
+        let (listener, incarnation) = begin().map_err(|errno| match errno {
+            Errno::ADDRINUSE => RegistryError::Running,
+            other => RegistryError::Listen(other),
+        })?;
+        Ok(Registry {
+            listener,
+            limits,
+            incarnation,
+            claims: HashMap::new(),
+            regions: Vec::new(),
+            callers: Vec::new(),
+            lanes_used: 0,
+            growth_left: limits.growth,
+        })
+    }
+
+    /// Answers claims until nobody has a lane or waits for one.
+    pub fn serve(&mut self) {
+        let mut busy = Instant::now();
+        let mut swept = Instant::now();
+        loop {
+            self.wait();
+            let now = Instant::now();
+            if self.accept(now) | self.answer(now) {
+                busy = now;
+            }
+            if now.duration_since(swept) >= SWEEP {
+                self.sweep(now);
+                swept = now;
+            }
+            if !self.claims.is_empty() || !self.regions.iter().all(Region::is_unused) {
+                busy = now;
+            } else if now.duration_since(busy) > self.limits.idle {
+                return;
+            }
+        }
+    }
+
+    fn wait(&self) {
+        let mut wanted = Vec::with_capacity(1 + self.callers.len());
+        wanted.push(PollFd::new(&self.listener, PollFlags::IN));
+        wanted.extend(self.callers.iter().map(|(caller, _)| PollFd::new(caller, PollFlags::IN)));
+        // An idle registry looks around now and then.
+        let limit = rustix::event::Timespec { tv_sec: SWEEP.as_secs().cast_signed(), tv_nsec: 0 };
+        // Interrupted or not: the next look tells.
+        let _ = rustix::event::poll(&mut wanted, Some(&limit));
+    }
+
+    fn accept(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while self.callers.len() < CALLERS_MAX {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let Ok(caller) = rustix::net::accept_with(&self.listener, flags) else { break };
+            self.callers.push((caller, now));
+            any = true;
+        }
+        any
+    }
+
+    fn answer(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for (caller, came) in std::mem::take(&mut self.callers) {
+            let mut message = [0; MESSAGE_BYTES];
+            match receive(caller.as_fd(), &mut message) {
+                Ok((0, _)) => {}
+                Ok((bytes, proof)) => {
+                    any = true;
+                    let reply = self.decide(caller.as_fd(), &message[..bytes], proof, now);
+                    self.reply(caller.as_fd(), &reply);
+                }
+                Err(Errno::AGAIN | Errno::INTR) if now.duration_since(came) < PATIENCE => {
+                    self.callers.push((caller, came));
+                }
+                Err(_) => {}
+            }
+        }
+        any
+    }
+
+    fn reply(&self, caller: BorrowedFd<'_>, reply: &Reply) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let descriptors: [BorrowedFd<'_>; 1];
+        if let Reply::Paired { region, .. } = reply {
+            let Some(region) = self.regions.get(region.wrapping_sub(self.incarnation) as usize) else { return };
+            descriptors = [region.descriptor.as_fd()];
+            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        let message = reply.encode();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        // One that has gone away asks again or does not.
+        let _ = rustix::net::sendmsg(caller, &[IoSlice::new(&message)], &mut ancillary, flags);
+    }
+
+    fn decide(&mut self, caller: BorrowedFd<'_>, message: &[u8], proof: Option<OwnedFd>, now: Instant) -> Reply {
+        let (Some(request), Some(proof)) = (Request::decode(message), proof) else {
+            return Reply::Refused(Refusal::Malformed);
+        };
+        let process = match rustix::net::sockopt::socket_peercred(caller) {
+            Ok(credentials) => credentials.pid.as_raw_nonzero().get().cast_unsigned(),
+            Err(_) => return Reply::Refused(Refusal::Malformed),
+        };
+        // Holders of a lane are told by process number, which must mean the same to all.
+        if process != request.process {
+            return Reply::Refused(Refusal::OtherNamespace);
+        }
+        let Some((end, cookie)) = identify(proof.as_fd()) else { return Reply::Refused(Refusal::NotConnected) };
+        // The program may close its descriptor any moment, and this copy must not keep the connection open.
+        drop(proof);
+        self.claim(end, cookie, process, now)
+    }
+
+    fn claim(&mut self, end: End, cookie: u64, process: u32, now: Instant) -> Reply {
+        let mut place = None;
+        if let Some(claim) = self.claims.get_mut(&end) {
+            if claim.cookie == cookie {
+                claim.asked = now;
+                claim.process = process;
+                place = claim.place;
+            } else if let Some(old) = self.claims.remove(&end) {
+                self.leave(old.place);
+            }
+        }
+        if place.is_none() {
+            if self.claims.len() >= CLAIMS_MAX {
+                return Reply::Refused(Refusal::Exhausted);
+            }
+            self.claims.insert(end, Claim { process, cookie, place: None, asked: now });
+            match self.pair(end, process) {
+                Ok(found) => place = found,
+                Err(refusal) => return Reply::Refused(refusal),
+            }
+        }
+        match place {
+            Some(Place { region, lane, side }) => {
+                Reply::Paired { region: self.incarnation.wrapping_add(region as u64), lane, side }
+            }
+            None => Reply::Waiting,
+        }
+    }
+
+    /// Gives a lane to an end whose other end has come before.
+    fn pair(&mut self, end: End, process: u32) -> Result<Option<Place>, Refusal> {
+        let mirrored = end.mirrored();
+        let Some(other) = self.claims.get(&mirrored).copied() else { return Ok(None) };
+        if !is_alive(other.process) {
+            self.claims.remove(&mirrored);
+            self.leave(other.place);
+            return Ok(None);
+        }
+        // It may have been paired with one that was here before us: that lane is left.
+        self.leave(other.place);
+        let (region, lane) = self.free_lane([other.process, process]).ok_or(Refusal::Exhausted)?;
+        self.regions[region].lanes[lane] = Some([mirrored, end]);
+        self.lanes_used += 1;
+        for (whose, side) in [(mirrored, Side::First), (end, Side::Second)] {
+            if let Some(claim) = self.claims.get_mut(&whose) {
+                claim.place = Some(Place { region, lane, side });
+            }
+        }
+        Ok(Some(Place { region, lane, side: Side::Second }))
+    }
+
+    fn leave(&mut self, place: Option<Place>) {
+        let Some(Place { region, lane, side }) = place else { return };
+        if let Some(lane) = self.regions.get(region).and_then(|region| region.lane(lane)) {
+            lane.set_state(side, EndState::Gone);
+        }
+    }
+
+    fn free_lane(&mut self, members: [u32; 2]) -> Option<(usize, usize)> {
+        if self.lanes_used >= self.limits.lanes {
+            self.sweep(Instant::now());
+            if self.lanes_used >= self.limits.lanes {
+                return None;
+            }
+        }
+        let same = |region: &Region| region.members == members || region.members == [members[1], members[0]];
+        let free = |region: &Region| region.lanes.iter().position(Option::is_none);
+        if let Some(found) = self
+            .regions
+            .iter()
+            .enumerate()
+            .find_map(|(index, region)| Some((index, free(region).filter(|_| same(region))?)))
+        {
+            return Some(found);
+        }
+        // One that nobody uses any more can be given to others if those who saw it are dead or among them.
+        let fit = |region: &Region| {
+            region.is_unused() && region.members.iter().all(|member| members.contains(member) || !is_alive(*member))
+        };
+        if let Some(index) = self.regions.iter().position(fit) {
+            self.regions[index].members = members;
+            return Some((index, 0));
+        }
+        let spare = self.growth_left.min(GROWTH_OF_REGION);
+        let region = Region::create(members, spare).ok()?;
+        self.growth_left -= spare;
+        self.regions.push(region);
+        Some((self.regions.len() - 1, 0))
+    }
+
+    /// Takes lanes back whose ends are both gone, and forgets claims of the dead.
+    fn sweep(&mut self, now: Instant) {
+        self.claims.retain(|_, claim| {
+            let waiting = claim.place.is_none();
+            is_alive(claim.process) && !(waiting && now.duration_since(claim.asked) > CLAIM_LIFE) || !waiting
+        });
+        for region in &mut self.regions {
+            for index in 0..LANES {
+                let Some(ends) = region.lanes[index] else { continue };
+                let Some(lane) = region.lane(index) else { continue };
+                for (end, side) in ends.iter().zip([Side::First, Side::Second]) {
+                    let claimant = self.claims.get(end).map_or(0, |claim| claim.process);
+                    let anybody = is_alive(claimant) || lane.holders(side).others(0).any(is_alive);
+                    if lane.state(side) != EndState::Gone && !anybody {
+                        lane.set_state(side, EndState::Gone);
+                    }
+                }
+                if [Side::First, Side::Second].iter().all(|side| lane.state(*side) == EndState::Gone) {
+                    lane.clear();
+                    region.lanes[index] = None;
+                    self.lanes_used -= 1;
+                    for end in ends {
+                        let here = |claim: &Claim| claim.place.is_some_and(|place| place.lane == index);
+                        if self.claims.get(&end).is_some_and(here) {
+                            self.claims.remove(&end);
+                        }
+                    }
+                }
+            }
+            if region.is_unused()
+                && let Some(lanes) = LaneRegion::adopt(&region.memory)
+            {
+                lanes.set_spare(region.spare);
+            }
+        }
+    }
+}
+
+impl Region {
+    fn create(members: [u32; 2], spare: u64) -> Result<Region, RegionError> {
+        let (memory, descriptor) = SharedMemory::create(REGION_BYTES)?;
+        LaneRegion::prepare(&memory, spare);
+        Ok(Region { memory, descriptor, members, lanes: [None; LANES], spare })
+    }
+}
+
+/// The names of a connection that is open both ways, and the socket's own number.
+fn identify(socket: BorrowedFd<'_>) -> Option<(End, u64)> {
+    use rustix::net::sockopt;
+    if sockopt::socket_type(socket).ok()? != SocketType::STREAM || !TcpCounts::of(socket).ok()?.established {
+        return None;
+    }
+    let name = |address: rustix::net::SocketAddrAny| SocketAddr::try_from(address).ok().map(plain);
+    let end = End {
+        namespace: network_namespace(socket).ok()?,
+        local: name(rustix::net::getsockname(socket).ok()?)?,
+        remote: name(rustix::net::getpeername(socket).ok()??)?,
+    };
+    // One that is connected to itself has no other end.
+    (end.local != end.remote).then_some((end, sockopt::socket_cookie(socket).ok()?))
+}
+
+/// An IPv4 address is the same connection's whichever family its socket has.
+fn plain(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4),
+        v4 => v4,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+fn is_alive(process: u32) -> bool {
+    rustix::process::Pid::from_raw(process.cast_signed())
+        .is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+const SWEEP: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(1);
+const CLAIM_LIFE: Duration = Duration::from_secs(60);
+const CALLERS_MAX: usize = 256;
+const CLAIMS_MAX: usize = 65_536;
+/// What the first regions may grow by; later ones get what is left.
+const GROWTH_OF_REGION: u64 = 16 << 20;
+const _: () = assert!(CAPACITY_LEAST * 2 * 1024 + (96 << 20) < 256 << 20);
