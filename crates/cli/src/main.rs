@@ -4,8 +4,10 @@
 mod bench;
 mod demo;
 mod key;
+mod lanes;
 mod pcap;
 mod ping;
+mod run;
 mod simulate;
 mod transfer;
 mod wire;
@@ -57,6 +59,23 @@ enum Command {
     /// The file has its name only when it is whole; until then it is NAME.part, from which the next attempt goes
     /// on. Beyond this host it listens only with --key, or with --insecure.
     Receive(transfer::ReceiveArgs),
+    /// Run a program whose TCP connections on this host go through shared memory
+    ///
+    /// The program knows nothing of it and behaves as always. Its connections stay TCP connections; where the program at
+    /// the other end is run this way too, bytes that it is waiting for take a lane in shared memory. Such bytes are not
+    /// seen by tcpdump, ss, nftables, tc or the accounting of cgroups. Programs that are static, 32-bit, set-uid, written in
+    /// Go or linked with musl run plain, and it is said so.
+    Run(run::RunArgs),
+    /// Turn the lanes of running processes off and on
+    #[command(subcommand)]
+    Lanes(lanes::LanesCommand),
+    /// The registry, which `run` starts
+    #[command(name = lanes::SERVE_COMMAND, hide = true)]
+    LanesRegistry {
+        /// Start it and end
+        #[arg(long)]
+        detach: bool,
+    },
     /// Make the key that the nodes of a cluster know each other by
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -114,6 +133,9 @@ fn main() -> ExitCode {
         Command::Ping(args) => ping::ping(&args),
         Command::Send(args) => transfer::send(&args),
         Command::Receive(args) => transfer::receive(&args),
+        Command::Run(args) => return run::run(&args),
+        Command::Lanes(command) => lanes::run(&command),
+        Command::LanesRegistry { detach } => run::serve(detach),
         Command::Key(command) => key::run(command),
         Command::Simulate(args) => simulate::run(&args),
         Command::BenchPeer { parent } => {

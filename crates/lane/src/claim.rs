@@ -4,6 +4,7 @@
 //! for the question and closed with the answer: no descriptor stays in the program.
 
 use crate::layout::{REGION_BYTES, Side};
+use highwire_mem::{PeerRegion, RegionError, SharedMemory};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -31,8 +32,16 @@ pub struct Pairing {
 pub enum Answer {
     /// Both ends have come.
     Paired(Pairing),
-    /// The other end has not come yet.
-    Waiting,
+    /// The other end has not come yet. It is worth asking again when the word at `place` of the registry's board has
+    /// changed.
+    Waiting {
+        /// The board, which all who wait share.
+        board: Option<OwnedFd>,
+        /// Word on it.
+        place: u16,
+        /// What the word was.
+        value: u64,
+    },
     /// There will be no lane for this connection now.
     Refused(Refusal),
 }
@@ -166,7 +175,7 @@ impl Request {
 }
 
 pub(crate) enum Reply {
-    Waiting,
+    Waiting { place: u16, value: u64 },
     Paired { region: u64, lane: usize, side: Side },
     Refused(Refusal),
 }
@@ -174,7 +183,7 @@ pub(crate) enum Reply {
 impl Reply {
     pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
         match *self {
-            Reply::Waiting => encode(2, 0, 0, 0),
+            Reply::Waiting { place, value } => encode(2, place.into(), 0, value),
             Reply::Paired { region, lane, side } => encode(3, lane as u32, side.number() as u32, region),
             Reply::Refused(why) => encode(4, why as u32, 0, 0),
         }
@@ -183,12 +192,12 @@ impl Reply {
 
 fn decode_answer(bytes: &[u8], memory: Option<OwnedFd>) -> Option<Answer> {
     let [kind, first, second, low, high] = fields(bytes)?;
+    let wide = u64::from(low) | u64::from(high) << 32;
     match kind {
-        2 => Some(Answer::Waiting),
+        2 => Some(Answer::Waiting { board: memory, place: first.try_into().ok()?, value: wide }),
         3 => {
-            let region = u64::from(low) | u64::from(high) << 32;
             let lane = usize::try_from(first).ok()?;
-            Some(Answer::Paired(Pairing { region, memory: memory?, lane, side: Side::from_number(second)? }))
+            Some(Answer::Paired(Pairing { region: wide, memory: memory?, lane, side: Side::from_number(second)? }))
         }
         4 => Some(Answer::Refused(Refusal::from_number(first))),
         _ => None,
@@ -210,7 +219,23 @@ fn fields(bytes: &[u8]) -> Option<[u32; 5]> {
     whole.then_some([word(2)?, word(3)?, word(4)?, word(5)?, word(6)?])
 }
 
+/// Bytes of a board, and its words after the header.
+pub(crate) const BOARD_BYTES: usize = 8192;
+pub(crate) const BOARD_AT: usize = 4096;
+pub(crate) const BOARD_WORDS: usize = (BOARD_BYTES - BOARD_AT) / 8;
+
+/// Maps the registry's board, which it alone can write.
+pub fn map_board(memory: BorrowedFd<'_>) -> Result<PeerRegion, RegionError> {
+    let memory = memory.try_clone_to_owned().map_err(RegionError::Map)?;
+    PeerRegion::adopt(memory, BOARD_BYTES as u64, BOARD_BYTES as u64)
+}
+
+/// The word at a place of the board; zero where there is none.
+pub fn board_word(board: &PeerRegion, place: usize) -> u64 {
+    if place < BOARD_WORDS { board.memory().load64(BOARD_AT + 8 * place) } else { 0 }
+}
+
 /// Maps a region that was handed over.
-pub fn map(memory: BorrowedFd<'_>) -> Result<highwire_mem::SharedMemory, highwire_mem::RegionError> {
-    highwire_mem::SharedMemory::adopt(memory, REGION_BYTES)
+pub fn map(memory: BorrowedFd<'_>) -> Result<SharedMemory, RegionError> {
+    SharedMemory::adopt(memory, REGION_BYTES)
 }

@@ -29,6 +29,8 @@ mod thread_lock;
 #[cfg(not(loom))]
 pub mod claim;
 #[cfg(not(loom))]
+pub mod counters;
+#[cfg(not(loom))]
 pub mod registry;
 #[cfg(test)]
 mod tests;

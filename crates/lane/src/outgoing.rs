@@ -19,8 +19,8 @@ pub struct Outgoing<'m> {
 /// What became of bytes offered to the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// The reader will find them.
-    Done,
+    /// The reader will find so many of them: as many as there were to fill in.
+    Done(usize),
     /// Nobody is looking: they go by TCP.
     NotLooked,
     /// There is no room at the moment: they wait, or go by TCP.
@@ -68,20 +68,19 @@ impl<'m> Outgoing<'m> {
         self.direction.word() & LOOKING != 0
     }
 
-    /// Publishes one record of `len` bytes, at most [`RECORD_MAX`], which `fill` copies to the place that it is told.
-    /// The reader may stop looking meanwhile; then nothing has happened.
+    /// Publishes one record of up to `most` bytes, at most [`RECORD_MAX`], which `fill` copies to the place that it is
+    /// told; it says how many it had. The reader may stop looking meanwhile; then nothing has happened.
     #[inline]
-    pub fn publish(self, len: usize, fill: impl FnOnce(&'m SharedMemory, usize)) -> Published {
-        debug_assert!((1..=RECORD_MAX).contains(&len));
+    pub fn publish(self, most: usize, fill: impl FnOnce(&'m SharedMemory, usize) -> usize) -> Published {
+        debug_assert!((1..=RECORD_MAX).contains(&most));
         let memory = self.memory();
         let mut word = self.direction.word();
         if word & LOOKING == 0 {
             return Published::NotLooked;
         }
         let count = word & !LOOKING;
-        let units = (HEAD_BYTES + len).div_ceil(UNIT);
         let place = Place::of(memory.glance64(self.at(PLACES_AT + 8 * (count & 1) as usize)));
-        let found = match self.room(count, place, units) {
+        let found = match self.room(count, place, (HEAD_BYTES + most).div_ceil(UNIT)) {
             Ok(Some(found)) => found,
             Ok(None) => return Published::Full,
             Err(Lie) => return Published::Lie,
@@ -92,16 +91,19 @@ impl<'m> Outgoing<'m> {
         }
         let head = self.direction.area + found.at * UNIT;
         memory.store64(head, memory.glance64(self.at(TCP_WRITTEN_AT)));
+        let len = fill(memory, head + HEAD_BYTES).min(most);
+        if len == 0 {
+            return Published::Done(0);
+        }
         memory.store32(head + 8, len as u32);
-        fill(memory, head + HEAD_BYTES);
         // True as soon as the count says so, and not before.
-        let next = Place { at: found.at + units, ..found };
+        let next = Place { at: found.at + (HEAD_BYTES + len).div_ceil(UNIT), ..found };
         memory.store64(self.at(PLACES_AT + 8 * ((count + 1) & 1) as usize), next.word());
         loop {
             // Publishes the record: pairs with the reader's load of the word. It cannot succeed once the reader has
             // stopped looking, and a reader cannot stop without having seen what was published before.
             match memory.exchange64(self.at(WORD_AT), word, word + 1) {
-                Ok(()) => return Published::Done,
+                Ok(()) => return Published::Done(len),
                 Err(now) if now & LOOKING == 0 => return Published::NotLooked,
                 Err(now) if now & !LOOKING == count => word = now,
                 // Only who has the lock publishes.

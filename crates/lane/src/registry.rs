@@ -4,9 +4,9 @@
 //! connection comes second completes the pair; until then the first is told to wait, and asks again when it has more to
 //! do. The registry sees no byte of any connection, and its death costs only new pairs.
 
-use crate::claim::{MESSAGE_BYTES, Refusal, Reply, Request, address, receive};
+use crate::claim::{BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, Reply, Request, address, receive};
 use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side};
-use highwire_mem::{RegionError, SharedMemory, TcpCounts, network_namespace};
+use highwire_mem::{OwnRegion, RegionError, SharedMemory, TcpCounts, network_namespace};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -26,6 +26,9 @@ pub enum RegistryError {
     /// The kernel did not allow it.
     #[error("the registry could not listen: {0}")]
     Listen(#[source] Errno),
+    /// There is no memory for it.
+    #[error("the registry could not begin: {0}")]
+    Memory(#[from] RegionError),
 }
 
 /// What all lanes together may use.
@@ -55,6 +58,11 @@ struct End {
 }
 
 impl End {
+    /// Word of the board that tells of it; others may share it.
+    fn place(self) -> usize {
+        (usize::from(self.local.port()) * 31 + usize::from(self.remote.port())) % BOARD_WORDS
+    }
+
     fn mirrored(self) -> End {
         End { local: self.remote, remote: self.local, ..self }
     }
@@ -105,6 +113,7 @@ pub struct Registry {
     claims: HashMap<End, Claim>,
     regions: Vec<Region>,
     callers: Vec<(OwnedFd, Instant)>,
+    board: OwnRegion,
     lanes_used: usize,
     growth_left: u64,
 }
@@ -133,6 +142,7 @@ impl Registry {
             claims: HashMap::new(),
             regions: Vec::new(),
             callers: Vec::new(),
+            board: OwnRegion::create(BOARD_BYTES)?,
             lanes_used: 0,
             growth_left: limits.growth,
         })
@@ -209,6 +219,9 @@ impl Registry {
             let Some(region) = self.regions.get(region.wrapping_sub(self.incarnation) as usize) else { return };
             descriptors = [region.descriptor.as_fd()];
             ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        } else if let Reply::Waiting { .. } = reply {
+            descriptors = [self.board.as_fd()];
+            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
         let message = reply.encode();
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -259,7 +272,10 @@ impl Registry {
             Some(Place { region, lane, side }) => {
                 Reply::Paired { region: self.incarnation.wrapping_add(region as u64), lane, side }
             }
-            None => Reply::Waiting,
+            None => {
+                let value = self.board.memory().load64(BOARD_AT + 8 * end.place());
+                Reply::Waiting { place: end.place() as u16, value }
+            }
         }
     }
 
@@ -282,6 +298,9 @@ impl Registry {
                 claim.place = Some(Place { region, lane, side });
             }
         }
+        // The one that waits learns it there.
+        let word = BOARD_AT + 8 * mirrored.place();
+        self.board.memory().store64(word, self.board.memory().load64(word) + 1);
         Ok(Some(Place { region, lane, side: Side::Second }))
     }
 

@@ -16,7 +16,10 @@ fn byte(at: u64) -> u8 {
 /// Writes `len` bytes of the stream from `from` on into the lane, if they may go there.
 fn publish(out: Outgoing<'_>, from: u64, len: usize) -> Published {
     let bytes: Vec<u8> = (from..from + len as u64).map(byte).collect();
-    out.publish(len, |memory: &SharedMemory, at| memory.copy_in(at, &bytes))
+    out.publish(len, |memory: &SharedMemory, at| {
+        memory.copy_in(at, &bytes);
+        len
+    })
 }
 
 /// Takes up to `most` bytes of a record and checks them.

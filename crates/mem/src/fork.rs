@@ -28,6 +28,17 @@ impl Process {
         Process(own)
     }
 
+    /// True in a process that has not asked who it is: at first, and in every forked child.
+    #[inline(always)]
+    pub fn is_new() -> bool {
+        word().load(Ordering::Relaxed) == 0
+    }
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
     /// False in a forked child of the process that it stands for. Two loads and a comparison.
     #[inline(always)]
     pub fn is_this(self) -> bool {

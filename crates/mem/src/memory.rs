@@ -163,6 +163,12 @@ impl SharedMemory {
         self.0.or64(at, bits)
     }
 
+    /// Where the `bytes` from `at` on are, for the kernel to read or write. Panics outside the mapping.
+    #[cfg(not(loom))]
+    pub fn pointer(&self, at: usize, bytes: usize) -> *mut u8 {
+        self.0.pointer(at, bytes)
+    }
+
     /// Gives the memory of whole pages back; they read as zero afterwards, for everybody.
     #[cfg(not(loom))]
     pub fn give_back(&self, at: usize, bytes: usize) {

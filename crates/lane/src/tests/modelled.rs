@@ -69,7 +69,7 @@ fn model(records: u64, announces: bool, looks_first: bool) {
             loom::thread::spawn(move || {
                 let out = LaneRegion::adopt(&memory).unwrap().lane(0).unwrap().outgoing(Side::First);
                 for record in 0..records {
-                    if publish(out, record * 4, 4) != Published::Done {
+                    if publish(out, record * 4, 4) != Published::Done(4) {
                         kernel.send((record * 4..record * 4 + 4).map(byte));
                         out.sent_by_tcp(4);
                     }
@@ -147,7 +147,7 @@ fn one_that_is_turned_away_publishes_nothing() {
         let lane = LaneRegion::adopt(&memory).unwrap().lane(0).unwrap();
         let (out, from) = (lane.outgoing(Side::First), lane.incoming(Side::Second));
         from.look();
-        let published = publish(out, 0, 4) == Published::Done;
+        let published = publish(out, 0, 4) == Published::Done(4);
         handler.join().unwrap();
         assert_eq!(from.has_records(), published);
     });

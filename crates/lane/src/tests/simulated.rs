@@ -44,7 +44,7 @@ impl Stream {
         while !corked && self.written < end {
             let piece = (end - self.written).min(RECORD_MAX as u64) as usize;
             match publish(out, self.written, piece) {
-                Published::Done => {
+                Published::Done(_) => {
                     self.written += piece as u64;
                     self.by_lane += piece as u64;
                 }

@@ -1,0 +1,104 @@
+//! What `highwire explain` shows, in a file that it can read while the program runs, and the switch of `highwire lanes`.
+//!
+//! `docs/protocol/lane.md` has the layout. The file replaces this library's own pages when the process first has a
+//! socket; a forked child gets pages of its own again.
+
+use crate::table::{SLOTS, Slot};
+use highwire_lane::counters::{
+    COUNTERS, Counter, HEADER_WORDS, MAGIC, PROCESS_WORD, Reason, SLOT_WORDS, SWITCH_WORD, directory,
+};
+use rustix::fs::{Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+#[repr(C, align(4096))]
+struct Page {
+    header: [AtomicU64; HEADER_WORDS],
+    slots: [[AtomicU64; SLOT_WORDS]; SLOTS],
+}
+
+static PAGE: Page = Page {
+    header: [const { AtomicU64::new(0) }; HEADER_WORDS],
+    slots: [const { [const { AtomicU64::new(0) }; SLOT_WORDS] }; SLOTS],
+};
+const _: () = assert!(COUNTERS <= SLOT_WORDS);
+
+static SHOWN: AtomicBool = AtomicBool::new(false);
+
+/// Adds to a counter of a slot. Two threads that do it at once may lose one of the additions.
+#[inline(always)]
+pub(crate) fn add(slot: &Slot, counter: Counter, amount: u64) {
+    let word = &PAGE.slots[slot.index()][counter as usize];
+    word.store(word.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+}
+
+/// Says something of a slot.
+pub(crate) fn set(slot: &Slot, counter: Counter, value: u64) {
+    PAGE.slots[slot.index()][counter as usize].store(value, Ordering::Relaxed);
+}
+
+/// Says why bytes of a slot do not go by a lane.
+pub(crate) fn explain(slot: &Slot, reason: Reason) {
+    set(slot, Counter::Reason, reason as u64);
+}
+
+/// Begins anew for a slot.
+pub(crate) fn clear(slot: &Slot) {
+    PAGE.slots[slot.index()].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+}
+
+/// Whether `highwire lanes off` was said.
+#[inline(always)]
+pub(crate) fn switched_off() -> bool {
+    PAGE.header[SWITCH_WORD].load(Ordering::Relaxed) != 0
+}
+
+/// Puts the pages into this process's file, once.
+pub(crate) fn show() {
+    if SHOWN.swap(true, Ordering::Relaxed) || crate::process::is_sandboxed() {
+        return;
+    }
+    let process = crate::process::number();
+    let mut name = [0; 64];
+    let path = directory(rustix::process::geteuid().as_raw(), Some(process), &mut name);
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    // A file of an earlier process of this number is of no use to anybody.
+    let _ = rustix::fs::unlink(path);
+    // Without the directory, which `highwire run` makes, nothing is shown and nothing else changes.
+    let Ok(file) = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) else { return };
+    if rustix::fs::ftruncate(&file, size_of::<Page>() as u64).is_err() {
+        return;
+    }
+    let (read_write, fixed) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+    let place = (&raw const PAGE).cast_mut().cast();
+    // SAFETY: replaces exactly the pages of PAGE, which are aligned and nothing but atomic words, by pages of zeroes.
+    if unsafe { rustix::mm::mmap(place, size_of::<Page>(), read_write, fixed, &file, 0) }.is_ok() {
+        PAGE.header[PROCESS_WORD].store(process.into(), Ordering::Relaxed);
+        PAGE.header[0].store(MAGIC, Ordering::Release);
+    }
+}
+
+/// In a forked child: pages of its own, as they are.
+pub(crate) fn detach() {
+    if !SHOWN.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    let switch = PAGE.header[SWITCH_WORD].load(Ordering::Relaxed);
+    let (read_write, fixed) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+    let place = (&raw const PAGE).cast_mut().cast();
+    // SAFETY: as in `show`.
+    let _ = unsafe { rustix::mm::mmap_anonymous(place, size_of::<Page>(), read_write, fixed) };
+    PAGE.header[SWITCH_WORD].store(switch, Ordering::Relaxed);
+}
+
+/// Removes the file of a process that ends in an orderly way.
+pub(crate) fn hide() {
+    if SHOWN.load(Ordering::Relaxed) && !crate::process::is_sandboxed() {
+        let mut name = [0; 64];
+        let _ = rustix::fs::unlink(directory(
+            rustix::process::geteuid().as_raw(),
+            Some(crate::process::number()),
+            &mut name,
+        ));
+    }
+}

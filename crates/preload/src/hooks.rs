@@ -1,0 +1,494 @@
+//! What libc's callers find, and what the shim asks.
+//!
+//! Every hook is a jump to its C function: no frame of Rust is between a caller and what may wait.
+
+use crate::raw::{self, Parts};
+use crate::receive::{Plan, Verdict};
+use crate::table::{self, Slot, flag, slot_of};
+use crate::{counters, epoll, pair, process, receive, send, spin, wait};
+use highwire_lane::Next;
+use highwire_lane::counters::Reason;
+use libc::{c_int, c_void, iovec, msghdr, nfds_t, pollfd, size_t, ssize_t};
+use std::sync::atomic::Ordering;
+
+macro_rules! hooks {
+    ($($name:ident => $target:ident),* $(,)?) => {
+        $(
+            /// Jumps to the shim.
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name() {
+                #[cfg(target_arch = "x86_64")]
+                core::arch::naked_asm!(concat!("jmp ", stringify!($target)));
+                #[cfg(target_arch = "aarch64")]
+                core::arch::naked_asm!(concat!("b ", stringify!($target)));
+            }
+        )*
+    };
+}
+
+// Each twice where it has a second name for large files.
+mod exported {
+    hooks! {
+        socket => hooked_socket, accept => hooked_accept, accept4 => hooked_accept4, connect => hooked_connect,
+        shutdown => hooked_shutdown, close => hooked_close, close_range => hooked_close_range,
+        closefrom => hooked_closefrom, dup => hooked_dup, dup2 => hooked_dup2, dup3 => hooked_dup3,
+        fcntl => hooked_fcntl, fcntl64 => hooked_fcntl, ioctl => hooked_ioctl,
+        read => hooked_read, write => hooked_write, readv => hooked_readv, writev => hooked_writev,
+        preadv2 => hooked_preadv2, preadv64v2 => hooked_preadv2, pwritev2 => hooked_pwritev2,
+        pwritev64v2 => hooked_pwritev2,
+        send => hooked_send, sendto => hooked_sendto, sendmsg => hooked_sendmsg, sendmmsg => hooked_sendmmsg,
+        recv => hooked_recv, recvfrom => hooked_recvfrom, recvmsg => hooked_recvmsg, recvmmsg => hooked_recvmmsg,
+        sendfile => hooked_sendfile, sendfile64 => hooked_sendfile, splice => hooked_splice,
+        poll => hooked_poll, ppoll => hooked_ppoll, select => hooked_select, pselect => hooked_pselect,
+        epoll_ctl => hooked_epoll_ctl, epoll_wait => hooked_epoll_wait, epoll_pwait => hooked_epoll_pwait,
+        epoll_pwait2 => hooked_epoll_pwait2, epoll_create => hooked_epoll_create, epoll_create1 => hooked_epoll_create1,
+        setsockopt => hooked_setsockopt,
+        fdopen => hooked_fdopen, vdprintf => hooked_vdprintf, dprintf => hooked_dprintf,
+        __vdprintf_chk => hooked___vdprintf_chk, __dprintf_chk => hooked___dprintf_chk,
+        __read_chk => hooked___read_chk, __recv_chk => hooked___recv_chk, __recvfrom_chk => hooked___recvfrom_chk,
+        __poll_chk => hooked___poll_chk, __ppoll_chk => hooked___ppoll_chk,
+        fork => hooked_fork, _Fork => hooked__Fork, clone => hooked_clone,
+        execve => hooked_execve, execv => hooked_execv, execvp => hooked_execvp, execvpe => hooked_execvpe,
+        fexecve => hooked_fexecve, execl => hooked_execl, execlp => hooked_execlp, execle => hooked_execle,
+        posix_spawn => hooked_posix_spawn, posix_spawnp => hooked_posix_spawnp,
+        chroot => hooked_chroot, unshare => hooked_unshare, setns => hooked_setns, setuid => hooked_setuid,
+        setgid => hooked_setgid, seteuid => hooked_seteuid, setreuid => hooked_setreuid,
+        setresuid => hooked_setresuid, prctl => hooked_prctl, syscall => hooked_syscall,
+        io_uring_queue_init => hooked_io_uring_queue_init,
+        io_uring_queue_init_params => hooked_io_uring_queue_init_params,
+        io_uring_queue_init_mem => hooked_io_uring_queue_init_mem, io_uring_setup => hooked_io_uring_setup,
+    }
+}
+
+unsafe extern "C" {
+    static hw_real_vfork: unsafe extern "C" fn() -> libc::pid_t;
+}
+
+/// Returns twice, the second time after its frame was used by the child: so it has none.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vfork() -> libc::pid_t {
+    #[cfg(target_arch = "x86_64")]
+    core::arch::naked_asm!(
+        "sub rsp, 8",
+        "call {before}",
+        "add rsp, 8",
+        "mov rax, qword ptr [rip + {real}]",
+        "jmp rax",
+        before = sym hw_before_vfork,
+        real = sym hw_real_vfork,
+    );
+    #[cfg(target_arch = "aarch64")]
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, #-16]!",
+        "bl {before}",
+        "ldp x29, x30, [sp], #16",
+        "adrp x16, {real}",
+        "ldr x16, [x16, :lo12:{real}]",
+        "br x16",
+        before = sym hw_before_vfork,
+        real = sym hw_real_vfork,
+    );
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_before_vfork() {
+    process::before_vfork();
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_begin() {
+    process::begin();
+    spin::begin();
+    pair::begin();
+    // A program that was started with a connection, as by inetd.
+    (0..3).for_each(maybe_socket);
+    extern "C" fn end() {
+        counters::hide();
+    }
+    // SAFETY: registers a function without arguments.
+    unsafe { libc::atexit(end) };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_new_socket(fd: c_int, nonblocking: c_int) {
+    process::notice_fork();
+    if !process::is_foreign() {
+        table::add(fd, nonblocking != 0);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_maybe_socket(fd: c_int) {
+    process::notice_fork();
+    maybe_socket(fd);
+}
+
+/// Finds out what an inherited or received descriptor is.
+fn maybe_socket(fd: c_int) {
+    if process::is_sandboxed() || process::is_foreign() {
+        return;
+    }
+    if raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP) {
+        let nonblocking = raw::file_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0);
+        table::add(fd, nonblocking);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_closing(fd: c_int) {
+    process::notice_fork();
+    if !process::is_foreign() {
+        table::close(fd);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_closed_range(first: u32, last: u32) {
+    process::notice_fork();
+    if process::is_foreign() {
+        return;
+    }
+    for fd in (first as usize..table::DESCRIPTORS).take_while(|fd| *fd <= last as usize) {
+        if table::hw_descriptors[fd].load(Ordering::Relaxed) != 0 {
+            table::close(fd as c_int);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_duplicated(from: c_int, to: c_int) {
+    process::notice_fork();
+    if !process::is_foreign() {
+        table::duplicate(from, to);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_forget(fd: c_int) {
+    if !process::is_foreign() {
+        table::forget(fd);
+    }
+}
+
+/// # Safety
+/// As for `recvmsg`, and `plan` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_receive(
+    fd: c_int,
+    plan: *mut Plan,
+    parts: *const iovec,
+    count: c_int,
+    flags: c_int,
+    total: size_t,
+) -> Verdict {
+    // SAFETY: by the contract of the system call; the plan is on the shim's stack.
+    let (plan, parts) = unsafe { (&mut *plan, Parts::new(parts, count)) };
+    receive::receive(fd, plan, parts, flags, total)
+}
+
+/// # Safety
+/// `plan` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_received(plan: *const Plan, result: ssize_t, flags: c_int) {
+    // SAFETY: on the shim's stack.
+    receive::received(unsafe { &*plan }, result, flags);
+}
+
+/// # Safety
+/// As for `sendmsg`, and `plan` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_send(
+    fd: c_int,
+    plan: *mut Plan,
+    parts: *const iovec,
+    count: c_int,
+    flags: c_int,
+    total: size_t,
+) -> Verdict {
+    // SAFETY: by the contract of the system call; the plan is on the shim's stack.
+    let (plan, parts) = unsafe { (&mut *plan, Parts::new(parts, count)) };
+    send::send(fd, plan, parts, flags, total)
+}
+
+/// # Safety
+/// `plan` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_sent(plan: *const Plan, result: ssize_t, flags: c_int) {
+    // SAFETY: on the shim's stack.
+    send::sent(unsafe { &*plan }, result, flags);
+}
+
+/// # Safety
+/// `plan` and `offset` are the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_send_file(fd: c_int, plan: *mut Plan, file: c_int, offset: *mut i64, count: size_t) -> Verdict {
+    // SAFETY: both on the shim's stack.
+    let (plan, offset) = unsafe { (&mut *plan, &mut *offset) };
+    send::send_file(fd, plan, file, offset, count)
+}
+
+/// What the lane has goes to a pipe; then as much of TCP as may be moved without passing a record.
+///
+/// # Safety
+/// `plan` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_splice_out(fd: c_int, plan: *mut Plan, to: c_int, count: size_t) -> Verdict {
+    process::notice_fork();
+    // SAFETY: on the shim's stack.
+    let plan = unsafe { &mut *plan };
+    plan.limit = count;
+    let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
+    plan.of(slot);
+    if let Some(end) = slot.end() {
+        end.incoming.turn_away();
+        match end.incoming.next() {
+            Next::Record(record) => {
+                let mut bytes = [0; 4096];
+                let most = count.min(bytes.len()).min(record.left());
+                end.incoming.take(record, most, false, |memory, at, _| memory.copy_out(at, &mut bytes[..most]));
+                if let Ok(written) = raw::write(to, &bytes[..most]) {
+                    end.incoming.take(record, written, true, |_, _, _| {});
+                    plan.done = written;
+                    return Verdict::Done;
+                }
+            }
+            Next::Tcp(bound) => plan.limit = count.min(bound as usize),
+            Next::Nothing | Next::Lie => {}
+        }
+    }
+    receive::to_kernel(slot)
+}
+
+/// The shim's `struct inside`.
+#[repr(C)]
+struct Inside {
+    frame: *const c_void,
+    kind: u32,
+    slot: u32,
+    generation: u32,
+}
+
+const RECEIVING: u32 = 1;
+const SENDING: u32 = 2;
+const WAITING_EPOLL: u32 = 4;
+
+/// A call was torn away, by cancellation or a jump: what it would have done when it came back.
+///
+/// # Safety
+/// `inside` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_abandoned(inside: *const Inside) {
+    // SAFETY: on the shim's stack.
+    let inside = unsafe { &*inside };
+    if inside.kind == WAITING_EPOLL {
+        epoll::waited(inside.slot);
+        return;
+    }
+    let Some(slot) = table::slot_at(inside.slot, inside.generation) else { return };
+    match inside.kind {
+        RECEIVING => {
+            slot.sleepers.fetch_sub(1, Ordering::SeqCst);
+            slot.leave_kernel();
+            slot.set(flag::UNSURE);
+        }
+        SENDING => {
+            slot.leave_kernel();
+            slot.set(flag::UNSURE);
+        }
+        _ => {}
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_plain(fd: c_int, why: c_int) {
+    let reason = match why {
+        1 => Reason::Stdio,
+        2 => Reason::Signals,
+        3 => Reason::Option,
+        _ => Reason::OutOfBand,
+    };
+    if let Some(slot) = slot_of(fd) {
+        slot.make_plain(reason);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_shut_down(fd: c_int, how: c_int) {
+    let Some(slot) = slot_of(fd) else { return };
+    if how != libc::SHUT_WR {
+        slot.set(flag::SHUT_READ);
+        if let Some(end) = slot.end() {
+            end.incoming.turn_away();
+        }
+    }
+    if how != libc::SHUT_RD {
+        slot.set(flag::SHUT_WRITE);
+        if let Some(end) = slot.end() {
+            end.outgoing.announce_closing();
+        }
+    }
+}
+
+fn set_or_unset(slot: &Slot, which: u32, on: c_int) {
+    if on != 0 { slot.set(which) } else { slot.unset(which) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_set_nonblocking(fd: c_int, on: c_int) {
+    if let Some(slot) = slot_of(fd) {
+        set_or_unset(slot, flag::NONBLOCKING, on);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_corked(fd: c_int, on: c_int) {
+    if let Some(slot) = slot_of(fd) {
+        set_or_unset(slot, flag::CORKED, on);
+        if on == 0 {
+            slot.unset(flag::HELD_BACK);
+        }
+    }
+}
+
+/// Bytes of a connection that wait in the lane.
+#[unsafe(no_mangle)]
+extern "C" fn hw_unread(fd: c_int) -> size_t {
+    let end = slot_of(fd).and_then(Slot::end);
+    end.map_or(0, |end| end.incoming.waiting().map(|(_, record)| record.left()).sum())
+}
+
+/// # Safety
+/// As for `poll`; `sleeping` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_poll(list: *mut pollfd, count: nfds_t, timeout: i64, sleeping: *mut c_int) -> c_int {
+    // SAFETY: by the contract of the system call.
+    let (list, sleeping) = unsafe { (std::slice::from_raw_parts_mut(list, count as usize), &mut *sleeping) };
+    wait::poll(list, timeout, sleeping)
+}
+
+/// # Safety
+/// As for `poll`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_polled(list: *const pollfd, count: nfds_t, _sleeping: c_int) {
+    // SAFETY: by the contract of the system call.
+    wait::polled(unsafe { std::slice::from_raw_parts(list, count as usize) });
+}
+
+/// # Safety
+/// As for `epoll_ctl`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *const libc::epoll_event, _: c_int) {
+    process::notice_fork();
+    if !process::is_foreign() {
+        // SAFETY: by the contract of the system call, which has succeeded with it.
+        epoll::control(set, operation, fd, unsafe { event.as_ref() }.copied());
+    }
+}
+
+/// # Safety
+/// As for `epoll_wait`; `plan` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_epoll_wait(
+    set: c_int,
+    events: *mut libc::epoll_event,
+    most: c_int,
+    timeout: i64,
+    plan: *mut Plan,
+) -> c_int {
+    // SAFETY: by the contract of the system call; the plan is on the shim's stack.
+    let (events, plan) = unsafe { (std::slice::from_raw_parts_mut(events, most as usize), &mut *plan) };
+    match epoll::wait(set, events, timeout) {
+        epoll::Wait::Ready(ready) => ready as c_int,
+        epoll::Wait::Ask => 0,
+        epoll::Wait::Sleep => {
+            plan.slot = epoll::number(set);
+            0
+        }
+    }
+}
+
+/// # Safety
+/// `plan` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_epoll_waited(plan: *const Plan) {
+    // SAFETY: on the shim's stack.
+    epoll::waited(unsafe { &*plan }.slot);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_before_fork() {
+    process::before_fork();
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_after_fork(child: c_int) {
+    process::after_fork(child);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_before_exec() {
+    process::before_exec();
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_before_spawn() {
+    process::before_spawn();
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_after_spawn(child: c_int) {
+    process::after_spawn(child);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_sandboxed() {
+    process::enter_sandbox();
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_ring_made() {
+    process::ring_made();
+}
+
+/// Descriptors that came with a message mean something new.
+///
+/// # Safety
+/// A message that the kernel has filled in.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_receives_descriptors(message: *const msghdr) {
+    // SAFETY: by the contract.
+    unsafe { each_descriptor(message, table::forget) };
+}
+
+/// Connections that are handed to somebody else: nobody looks, until one holder is left.
+///
+/// # Safety
+/// A message that is about to be sent.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_passes_descriptors(message: *const msghdr) {
+    let pass = |fd| {
+        if let Some(slot) = slot_of(fd) {
+            // Whoever receives it cannot be known.
+            slot.make_plain(Reason::Shared);
+        }
+    };
+    // SAFETY: by the contract.
+    unsafe { each_descriptor(message, pass) };
+}
+
+unsafe fn each_descriptor(message: *const msghdr, mut run: impl FnMut(c_int)) {
+    // SAFETY: the macros walk the control bytes as the message says.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*header).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let descriptors = libc::CMSG_DATA(header).cast::<c_int>();
+                (0..bytes / size_of::<c_int>()).for_each(|index| run(descriptors.add(index).read_unaligned()));
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}

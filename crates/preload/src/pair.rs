@@ -1,0 +1,247 @@
+//! When a connection has shown that it lives, a lane is asked for; whichever end comes second completes the pair.
+
+use crate::counters::{explain, set, switched_off};
+use crate::process;
+use crate::table::{MAPPED, REGIONS, Slot, flag};
+use highwire_lane::claim::{self, Answer, Pairing, Refusal};
+use highwire_lane::counters::{Counter, Reason};
+use highwire_lane::{EndState, LaneRegion};
+use highwire_mem::PeerRegion;
+use libc::c_int;
+use rustix::fd::BorrowedFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+/// So many receives or sends, or bytes, show that a connection lives.
+const CALLS: u32 = 8;
+const BYTES: u64 = 64 * 1024;
+/// After a registry did not answer, it is not asked for so long.
+const SILENCE_MS: u64 = 200;
+
+/// Numbers of the regions that are mapped, at the places of [`MAPPED`].
+static NUMBERS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
+/// Where the registry tells that more ends have come.
+static BOARD: AtomicPtr<PeerRegion> = AtomicPtr::new(std::ptr::null_mut());
+/// One thread at a time asks; others go on by TCP.
+static ASKING: AtomicBool = AtomicBool::new(false);
+static SILENT_SINCE: AtomicU64 = AtomicU64::new(0);
+static PORTS: OnceLock<Ports> = OnceLock::new();
+
+/// Ports that may have lanes.
+#[derive(Clone, Copy)]
+struct Ports {
+    only: Ranges,
+    never: Ranges,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Ranges {
+    list: [(u16, u16); 32],
+    used: usize,
+}
+
+impl Ranges {
+    /// `80,443,8000-8100`, as the command checked it.
+    fn parse(text: &[u8]) -> Ranges {
+        let mut ranges = Ranges::default();
+        for part in text.split(|byte| *byte == b',').filter(|part| !part.is_empty()) {
+            let mut ends = part.splitn(2, |byte| *byte == b'-').map(number);
+            if let (Some(Some(first)), last) = (ends.next(), ends.next())
+                && let Some(place) = ranges.list.get_mut(ranges.used)
+            {
+                *place = (first, last.flatten().unwrap_or(first));
+                ranges.used += 1;
+            }
+        }
+        ranges
+    }
+
+    fn contain(&self, port: u16) -> bool {
+        self.list[..self.used].iter().any(|(first, last)| (*first..=*last).contains(&port))
+    }
+}
+
+fn number(text: &[u8]) -> Option<u16> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
+/// Takes the ports from the environment, before the program changes it.
+pub(crate) fn begin() {
+    let read = |name: &std::ffi::CStr| {
+        // SAFETY: called from the constructor, when nothing else runs that could change the environment.
+        let value = unsafe { libc::getenv(name.as_ptr()) };
+        // SAFETY: a string of the environment, which ends with zero.
+        (!value.is_null()).then(|| Ranges::parse(unsafe { std::ffi::CStr::from_ptr(value) }.to_bytes()))
+    };
+    let only = read(c"HIGHWIRE_LANES_ONLY").unwrap_or_default();
+    let never = read(c"HIGHWIRE_LANES_NEVER").unwrap_or_default();
+    let _ = PORTS.set(Ports { only, never });
+}
+
+/// Counts a call on a connection without a lane, and asks for one when it is time.
+#[inline]
+pub(crate) fn count_call(slot: &Slot, fd: c_int) {
+    let calls = slot.calls.load(Ordering::Relaxed).wrapping_add(1);
+    slot.calls.store(calls, Ordering::Relaxed);
+    if (calls >= CALLS || slot.bytes.load(Ordering::Relaxed) >= BYTES) && !slot.has(flag::PLAIN) {
+        ask(slot, fd, calls);
+    }
+}
+
+#[cold]
+fn ask(slot: &Slot, fd: c_int, calls: u32) {
+    if process::is_sandboxed() || process::has_ring() || switched_off() {
+        explain(
+            slot,
+            if process::is_sandboxed() {
+                Reason::Sandbox
+            } else if switched_off() {
+                Reason::SwitchedOff
+            } else {
+                Reason::Ring
+            },
+        );
+        return;
+    }
+    // Who waits asks again when the registry says that something has changed.
+    let board = slot.board.load(Ordering::Relaxed);
+    if board != 0 && board_word(board >> 48) == Some(board & BOARD_MASK) {
+        return;
+    }
+    let asked = slot.asked_at_calls.load(Ordering::Relaxed);
+    if asked != 0 && calls.wrapping_sub(asked) < CALLS {
+        return;
+    }
+    if slot.quiet().is_none() || is_silent() || ASKING.swap(true, Ordering::Acquire) {
+        return;
+    }
+    slot.asked_at_calls.store(calls.max(1), Ordering::Relaxed);
+    if may_have_lane(slot, fd) && crate::MEMORY.has_room() {
+        claim_lane(slot, fd);
+    }
+    ASKING.store(false, Ordering::Release);
+}
+
+fn claim_lane(slot: &Slot, fd: c_int) {
+    // SAFETY: the program's descriptor, which it is in the middle of using.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    match claim::claim(socket) {
+        Ok(Answer::Paired(pairing)) => join(slot, fd, &pairing),
+        Ok(Answer::Waiting { board, place, value }) => {
+            explain(slot, Reason::OtherEnd);
+            if let Some(memory) = board {
+                note_board(memory);
+            }
+            // A place that is never zero, so that the word is not.
+            slot.board.store((u64::from(place) + 1) << 48 | value & BOARD_MASK, Ordering::Relaxed);
+        }
+        Ok(Answer::Refused(refusal)) => {
+            let reason = if refusal == Refusal::Exhausted { Reason::Exhausted } else { Reason::Refused };
+            explain(slot, reason);
+            slot.board.store(BOARD_REFUSED, Ordering::Relaxed);
+        }
+        Err(_) => {
+            explain(slot, Reason::NoRegistry);
+            SILENT_SINCE.store(highwire_mem::ticks() | 1, Ordering::Relaxed);
+        }
+    }
+}
+
+const BOARD_MASK: u64 = (1 << 48) - 1;
+/// A place beyond the board, where nothing ever changes.
+const BOARD_REFUSED: u64 = 0xffff << 48;
+
+fn board_word(place: u64) -> Option<u64> {
+    let board = BOARD.load(Ordering::Acquire);
+    // SAFETY: set once, to a box that is never given back.
+    let board = unsafe { board.as_ref() }?;
+    Some(claim::board_word(board, place as usize - 1) & BOARD_MASK)
+}
+
+fn note_board(memory: rustix::fd::OwnedFd) {
+    use rustix::fd::AsFd;
+    if BOARD.load(Ordering::Acquire).is_null()
+        && let Ok(board) = claim::map_board(memory.as_fd())
+    {
+        BOARD.store(Box::into_raw(Box::new(board)), Ordering::Release);
+    }
+}
+
+fn is_silent() -> bool {
+    let since = SILENT_SINCE.load(Ordering::Relaxed);
+    since != 0 && highwire_mem::ticks().wrapping_sub(since) < crate::spin::millisecond() * SILENCE_MS
+}
+
+/// Looks at the ports, once.
+fn may_have_lane(slot: &Slot, fd: c_int) -> bool {
+    if slot.has(flag::PORTS_SEEN) {
+        return true;
+    }
+    slot.set(flag::PORTS_SEEN);
+    let Some(ports) = PORTS.get() else { return true };
+    if ports.only.used == 0 && ports.never.used == 0 {
+        return true;
+    }
+    // SAFETY: the program's descriptor, which it is in the middle of using.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let port = |name: Option<rustix::net::SocketAddrAny>| {
+        name.and_then(|name| std::net::SocketAddr::try_from(name).ok()).map_or(0, |name| name.port())
+    };
+    let both = [port(rustix::net::getsockname(socket).ok()), port(rustix::net::getpeername(socket).ok().flatten())];
+    let wanted = ports.only.used == 0 || both.iter().any(|port| ports.only.contain(*port));
+    if wanted && !both.iter().any(|port| ports.never.contain(*port)) {
+        return true;
+    }
+    slot.make_plain(Reason::Port);
+    false
+}
+
+fn join(slot: &Slot, fd: c_int, pairing: &Pairing) {
+    let Some(place) = region(pairing) else {
+        explain(slot, Reason::Memory);
+        slot.board.store(BOARD_REFUSED, Ordering::Relaxed);
+        return;
+    };
+    crate::spin::prepare();
+    // Counted from here on, by whoever else sends or receives; nobody looks or publishes yet.
+    slot.set(flag::ADOPTING);
+    slot.set_lane(place, pairing.lane, pairing.side);
+    let Some(end) = slot.end() else {
+        slot.drop_lane();
+        slot.unset(flag::ADOPTING);
+        return;
+    };
+    let holders = end.lane.holders(end.side);
+    if !holders.add(process::number()) {
+        return slot.make_plain(Reason::Shared);
+    }
+    // SAFETY: the program's descriptor, which it is in the middle of using.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    if let Ok(cookie) = rustix::net::sockopt::socket_cookie(socket) {
+        set(slot, Counter::Cookie, cookie);
+    }
+    // It may have been changed by whoever had it before us.
+    if let Ok(flags) = crate::raw::file_flags(fd) {
+        if flags & libc::O_NONBLOCK != 0 { slot.set(flag::NONBLOCKING) } else { slot.unset(flag::NONBLOCKING) }
+    }
+    // Otherwise it is tried again with the next call.
+    process::adopt_counts(slot, fd);
+    explain(slot, Reason::Paired);
+    crate::epoll::note_lane(slot);
+    end.lane.set_state(end.side, EndState::Joined);
+}
+
+/// The place of a region in the table, which is mapped if it is not yet.
+fn region(pairing: &Pairing) -> Option<usize> {
+    use rustix::fd::AsFd;
+    let known = |number: u64| NUMBERS.iter().position(|known| known.load(Ordering::Acquire) == number);
+    if let Some(place) = known(pairing.region).filter(|place| !MAPPED[*place].load(Ordering::Acquire).is_null()) {
+        return Some(place);
+    }
+    let place = MAPPED.iter().position(|mapped| mapped.load(Ordering::Acquire).is_null())?;
+    let memory = claim::map(pairing.memory.as_fd()).ok()?;
+    LaneRegion::adopt(&memory)?;
+    NUMBERS[place].store(pairing.region, Ordering::Release);
+    MAPPED[place].store(Box::into_raw(Box::new(memory)), Ordering::Release);
+    Some(place)
+}

@@ -1,0 +1,238 @@
+//! Who this process is, what forks and new programs change, and where it must not acquire anything any more.
+
+use crate::counters;
+use crate::raw;
+use crate::table::{self, Slot, flag};
+use highwire_lane::counters::Reason;
+use highwire_mem::{Process, TcpCounts};
+use rustix::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+static SANDBOXED: AtomicBool = AtomicBool::new(false);
+static RING: AtomicBool = AtomicBool::new(false);
+/// Thread that called vfork and has not been heard of since.
+static VFORKED: AtomicU32 = AtomicU32::new(0);
+/// Stands for a child in the lists of holders until its number is known.
+const UNBORN: u32 = u32::MAX;
+
+/// At the beginning, in the constructor.
+pub(crate) fn begin() {
+    NUMBER.store(Process::current().number(), Ordering::Relaxed);
+}
+
+/// This process.
+#[inline]
+pub(crate) fn number() -> u32 {
+    NUMBER.load(Ordering::Relaxed)
+}
+
+/// Finds out whether this is a child that was forked behind our back.
+#[inline(always)]
+pub(crate) fn notice_fork() {
+    if Process::is_new() {
+        become_child();
+    }
+}
+
+/// Whether nothing may be acquired any more, and no system call made that the program did not ask for.
+#[inline]
+pub(crate) fn is_sandboxed() -> bool {
+    SANDBOXED.load(Ordering::Relaxed)
+}
+
+pub(crate) fn enter_sandbox() {
+    SANDBOXED.store(true, Ordering::Relaxed);
+    for slot in table::slots().filter(|slot| slot.end().is_none()) {
+        counters::explain(slot, Reason::Sandbox);
+    }
+}
+
+/// Whether the program uses io_uring, whose reads nobody sees.
+pub(crate) fn has_ring() -> bool {
+    RING.load(Ordering::Relaxed)
+}
+
+pub(crate) fn ring_made() {
+    if !RING.swap(true, Ordering::Relaxed) {
+        table::slots().for_each(|slot| slot.make_plain(Reason::Ring));
+    }
+}
+
+/// The child will have every connection too: nobody looks until one holder is left.
+pub(crate) fn before_fork() {
+    notice_fork();
+    for slot in table::slots() {
+        if let Some(end) = slot.end() {
+            slot.set(flag::SHARED);
+            end.incoming.turn_away();
+            if !end.lane.holders(end.side).add(UNBORN) {
+                slot.make_plain(Reason::Shared);
+            }
+        }
+    }
+}
+
+/// In the child with zero, in the parent with its number, or with less when there is none.
+pub(crate) fn after_fork(child: i32) {
+    if child == 0 {
+        // Not wiped where the kernel cannot, and by `_Fork` all the same.
+        become_child();
+        return;
+    }
+    for slot in table::slots() {
+        if let Some(end) = slot.end() {
+            let holders = end.lane.holders(end.side);
+            if child > 0 {
+                holders.replace(UNBORN, child.cast_unsigned());
+            } else {
+                holders.remove(UNBORN);
+            }
+        }
+    }
+}
+
+fn become_child() {
+    let process = Process::current().number();
+    NUMBER.store(process, Ordering::Relaxed);
+    crate::spin::forget_thread();
+    counters::detach();
+    for slot in table::slots() {
+        slot.start_over();
+        if let Some(end) = slot.end() {
+            slot.set(flag::SHARED);
+            end.incoming.turn_away();
+            end.lane.holders(end.side).replace(UNBORN, process);
+        }
+    }
+    crate::epoll::share_all();
+}
+
+/// Whether the calling process is a child of vfork, which has this memory but descriptors of its own.
+pub(crate) fn is_foreign() -> bool {
+    let thread = VFORKED.load(Ordering::Relaxed);
+    if thread == 0 {
+        return false;
+    }
+    if raw::process() != number() {
+        return true;
+    }
+    if raw::thread() == thread {
+        VFORKED.store(0, Ordering::Relaxed);
+    }
+    false
+}
+
+pub(crate) fn before_vfork() {
+    VFORKED.store(raw::thread(), Ordering::Relaxed);
+    before_spawn();
+}
+
+/// A program is about to be started that gets whatever is not closed by exec.
+pub(crate) fn before_spawn() {
+    for (_, slot) in table::descriptors().filter(|(fd, slot)| slot.end().is_some() && !raw::closes_on_exec(*fd)) {
+        slot.set(flag::INHERITED | flag::SHARED);
+        if let Some(end) = slot.end() {
+            end.incoming.turn_away();
+        }
+    }
+}
+
+pub(crate) fn after_spawn(child: i32) {
+    for slot in table::slots().filter(|slot| slot.has(flag::INHERITED)) {
+        if let Some(end) = slot.end().filter(|_| child > 0) {
+            end.lane.holders(end.side).add(child.cast_unsigned());
+        }
+    }
+}
+
+/// This process becomes another program: nobody looks any more.
+pub(crate) fn before_exec() {
+    if is_foreign() {
+        return;
+    }
+    for slot in table::slots() {
+        if let Some(end) = slot.end() {
+            end.incoming.turn_away();
+        }
+    }
+}
+
+/// Whether this process has a connection to itself again; asked now and then.
+pub(crate) fn is_alone(slot: &Slot, fd: i32) -> bool {
+    let now = highwire_mem::ticks();
+    let asked = slot.shared_asked.load(Ordering::Relaxed);
+    if asked != 0 && now.wrapping_sub(asked) < crate::spin::millisecond() {
+        return false;
+    }
+    slot.shared_asked.store(now | 1, Ordering::Relaxed);
+    let Some(end) = slot.end() else { return false };
+    let holders = end.lane.holders(end.side);
+    let mut alone = true;
+    for other in holders.others(number()) {
+        if other == UNBORN || is_running(other) {
+            alone = false;
+        } else {
+            holders.remove(other);
+        }
+    }
+    alone && !is_sandboxed() && holders.add(number()) && {
+        slot.unset(flag::SHARED | flag::INHERITED);
+        adopt_counts(slot, fd)
+    }
+}
+
+/// Takes the kernel's counts over, when nobody is between reading or writing and counting it. False if somebody is;
+/// then it is tried again later.
+pub(crate) fn adopt_counts(slot: &Slot, fd: i32) -> bool {
+    let Some(end) = slot.end() else { return false };
+    slot.set(flag::ADOPTING);
+    let before = slot.quiet();
+    // SAFETY: the program's descriptor, which it is in the middle of using.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let counts = if is_sandboxed() { None } else { TcpCounts::of(socket).ok() };
+    let quiet = before.is_some() && slot.quiet() == before;
+    match counts {
+        Some(counts) if counts.established && quiet => {
+            end.outgoing.adopt_tcp(counts.written);
+            end.incoming.adopt_tcp(counts.read);
+            slot.unset(flag::UNSURE | flag::ADOPTING);
+            true
+        }
+        Some(counts) if counts.established => {
+            slot.set(flag::UNSURE);
+            slot.unset(flag::ADOPTING);
+            false
+        }
+        _ => {
+            slot.make_plain(Reason::Refused);
+            slot.unset(flag::ADOPTING);
+            false
+        }
+    }
+}
+
+/// A process that has ended holds nothing, whether or not its parent has asked for its end.
+fn is_running(process: u32) -> bool {
+    if !raw::exists(process) {
+        return false;
+    }
+    let mut path = *b"/proc/0000000000/stat\0";
+    let mut rest = process;
+    for digit in path[6..16].iter_mut().rev() {
+        (*digit, rest) = (b'0' + (rest % 10) as u8, rest / 10);
+    }
+    let first = path[6..16].iter().position(|digit| *digit != b'0').unwrap_or(9);
+    let mut name = [0u8; 32];
+    name[..6].copy_from_slice(b"/proc/");
+    let tail = &path[6 + first..];
+    name[6..6 + tail.len()].copy_from_slice(tail);
+    let Ok(path) = std::ffi::CStr::from_bytes_until_nul(&name) else { return true };
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::open(path, flags, rustix::fs::Mode::empty()) else { return true };
+    let mut text = [0u8; 512];
+    let Ok(length) = rustix::io::read(&file, &mut text) else { return true };
+    // The state follows the name, which is in parentheses and may contain any.
+    let state = text[..length].iter().rposition(|byte| *byte == b')').and_then(|at| text.get(at + 2));
+    !matches!(state, Some(b'Z' | b'X'))
+}

@@ -1,0 +1,188 @@
+//! Sending: by the lane while a reader is looking, by TCP otherwise.
+
+use crate::counters::add;
+use crate::process;
+use crate::raw::{self, Parts};
+use crate::receive::{Plan, Verdict, settle};
+use crate::spin::{self, Found};
+use crate::table::{End, Slot, flag, slot_of};
+use highwire_lane::counters::{Counter, Reason};
+use highwire_lane::{Published, RECORD_MAX};
+use highwire_mem::{SharedMemory, current_cpu, ticks};
+use libc::{c_int, ssize_t};
+use std::sync::atomic::Ordering;
+
+/// Flags that only the kernel can serve.
+const KERNEL_ONLY: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
+/// How often it is asked whether a connection whose bytes go by the lane is well, in microseconds: a reader that was
+/// killed goes on looking.
+const HEALTH: u64 = 200;
+
+/// Decides a send of `total` bytes. What is not done goes to the kernel.
+pub(crate) fn send(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int, total: usize) -> Verdict {
+    let copy = |plan: &Plan, memory: &SharedMemory, at: usize, most: usize| parts.copy_in(plan.done, most, memory, at);
+    decide(fd, plan, flags, total, copy)
+}
+
+/// Decides a send of a file's bytes, from `offset` on, or from its position if that is negative.
+pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i64, total: usize) -> Verdict {
+    let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
+    plan.of(slot);
+    let begin = if *offset >= 0 {
+        Some(*offset)
+    } else {
+        // Only files that have a position.
+        raw::seek(file, 0, libc::SEEK_CUR).ok().map(|at| at as i64)
+    };
+    let lane = slot.end().is_some_and(|end| end.outgoing.is_looked_at());
+    let (Some(begin), true) = (begin, lane && !process::is_sandboxed()) else {
+        crate::pair::count_call(slot, fd);
+        slot.enter_kernel();
+        return Verdict::Kernel;
+    };
+    let mut at_end = false;
+    let copy = |plan: &Plan, memory: &SharedMemory, at: usize, most: usize| {
+        let bytes = raw::read_file(file, memory, at, most, begin + plan.done as i64).unwrap_or(0);
+        at_end = bytes == 0;
+        bytes
+    };
+    let verdict = decide(fd, plan, 0, total, copy);
+    if *offset >= 0 {
+        *offset = begin + plan.done as i64;
+    } else if plan.done > 0 {
+        let _ = raw::seek(file, begin + plan.done as i64, libc::SEEK_SET);
+    }
+    if at_end && plan.done > 0 && verdict == Verdict::Kernel {
+        // The file ended: the kernel would say so again, and has nothing to send.
+        if let Some(slot) = plan.slot() {
+            slot.leave_kernel();
+        }
+        return Verdict::Done;
+    }
+    verdict
+}
+
+fn decide(
+    fd: c_int,
+    plan: &mut Plan,
+    flags: c_int,
+    total: usize,
+    copy: impl FnMut(&Plan, &SharedMemory, usize, usize) -> usize,
+) -> Verdict {
+    process::notice_fork();
+    let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
+    plan.of(slot);
+    let Some(end) = slot.end() else {
+        crate::pair::count_call(slot, fd);
+        slot.enter_kernel();
+        return Verdict::Kernel;
+    };
+    if flags & KERNEL_ONLY != 0 {
+        let reason = if flags & libc::MSG_OOB != 0 { Reason::OutOfBand } else { Reason::Option };
+        slot.make_plain(reason);
+    }
+    if slot.has(flag::SHARED | flag::UNSURE) {
+        settle(slot, fd);
+    }
+    end.outgoing.note_cpu(current_cpu());
+    let lane = total > 0 && !slot.has(flag::NOT_WRITING) && end.outgoing.is_looked_at();
+    if lane && by_lane(fd, slot, end, plan, flags, total, copy) {
+        return Verdict::Done;
+    }
+    slot.enter_kernel();
+    Verdict::Kernel
+}
+
+/// True if everything went by the lane.
+fn by_lane(
+    fd: c_int,
+    slot: &'static Slot,
+    end: End,
+    plan: &mut Plan,
+    flags: c_int,
+    total: usize,
+    mut copy: impl FnMut(&Plan, &SharedMemory, usize, usize) -> usize,
+) -> bool {
+    let now = ticks();
+    if now.wrapping_sub(slot.health_asked.load(Ordering::Relaxed)) > spin::microseconds(HEALTH) {
+        slot.health_asked.store(now, Ordering::Relaxed);
+        if is_ending(fd) {
+            slot.set(flag::ENDING);
+            end.outgoing.turn_away();
+            return false;
+        }
+    }
+    if !lock(slot, end) {
+        // A handler has interrupted this thread while it published. Its bytes go first, by TCP, and so do the others.
+        end.outgoing.turn_away();
+        return false;
+    }
+    let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
+    let outgoing = end.outgoing;
+    while plan.done < total {
+        let most = (total - plan.done).min(RECORD_MAX);
+        match outgoing.publish(most, |memory, at| copy(plan, memory, at, most)) {
+            Published::Done(0) => break,
+            Published::Done(bytes) => plan.done += bytes,
+            Published::NotLooked => break,
+            Published::Full if waits => {
+                outgoing.lock().unlock(spin::thread());
+                let unread = outgoing.unread();
+                let look = || outgoing.unread() < unread.max(1) || !outgoing.is_looked_at();
+                let room =
+                    spin::may_spin(outgoing.reader_cpu()) && spin::spin(slot, -1, look, || false) == Found::Something;
+                if plan.slot().is_none() || !lock(slot, end) || !room {
+                    add(slot, Counter::FullBytes, (total - plan.done) as u64);
+                    break;
+                }
+            }
+            Published::Full => {
+                add(slot, Counter::FullBytes, (total - plan.done) as u64);
+                break;
+            }
+            Published::Lie => {
+                slot.make_plain(Reason::Lie);
+                break;
+            }
+        }
+    }
+    outgoing.lock().unlock(spin::thread());
+    if plan.done > 0 {
+        add(slot, Counter::LaneBytesOut, plan.done as u64);
+        add(slot, Counter::LaneCallsOut, 1);
+        add(slot, Counter::CallsAvoided, u64::from(plan.done == total));
+    }
+    plan.done == total
+}
+
+/// The call is back from the kernel.
+pub(crate) fn sent(plan: &Plan, result: ssize_t, flags: c_int) {
+    let Some(slot) = plan.slot() else { return };
+    let bytes = u64::try_from(result).unwrap_or(0);
+    if bytes > 0 {
+        add(slot, Counter::TcpBytesOut, bytes);
+        add(slot, Counter::TcpCallsOut, 1);
+        if let Some(end) = slot.end() {
+            end.outgoing.sent_by_tcp(bytes);
+        } else {
+            slot.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        if flags & libc::MSG_MORE != 0 || slot.has(flag::CORKED) {
+            slot.set(flag::HELD_BACK);
+        } else if slot.has(flag::HELD_BACK) {
+            slot.unset(flag::HELD_BACK);
+        }
+    }
+    slot.leave_kernel();
+}
+
+/// Whether the other end has closed or gone, as far as the kernel knows.
+fn is_ending(fd: c_int) -> bool {
+    let mut question = [libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 }];
+    raw::poll(&mut question).is_ok_and(|ready| ready > 0)
+}
+
+/// Takes the lock of who writes. False for a handler that interrupted this very thread while it had it.
+fn lock(slot: &Slot, end: End) -> bool {
+    crate::receive::lock(&slot.send_frame, end.outgoing.lock())
+}

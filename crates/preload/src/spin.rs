@@ -1,0 +1,143 @@
+//! When to spin, and the thread's number.
+//!
+//! * At most as long as a wake-up takes: then sleeping would have been as good.
+//! * Never when the other end last ran on this very CPU: it cannot answer while we spin.
+//! * Never more spinners than CPUs that this process may use, less one; one where it may use only one, which the other end does
+//!   not run on.
+//! * Seldom where it has found nothing for a while.
+
+use crate::table::Slot;
+use highwire_mem::{current_cpu, pause, ticks};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+static SPINNERS: AtomicU32 = AtomicU32::new(0);
+static SPINNERS_MAX: AtomicU32 = AtomicU32::new(1);
+static MICROSECOND: AtomicU64 = AtomicU64::new(2500);
+static BEGAN_TICKS: AtomicU64 = AtomicU64::new(0);
+static BEGAN_NANOSECONDS: AtomicU64 = AtomicU64::new(0);
+
+/// So long at most, in microseconds.
+const BUDGET: u64 = 25;
+/// After so many spins in vain only every so many-th is made.
+const VAIN: u32 = 4;
+const VAIN_STEP: u32 = 8;
+const LOOKS_PER_CLOCK: u32 = 32;
+
+thread_local! {
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// At the beginning: the clock's rate is known when it is needed.
+pub(crate) fn begin() {
+    BEGAN_TICKS.store(ticks(), Ordering::Relaxed);
+    BEGAN_NANOSECONDS.store(nanoseconds(), Ordering::Relaxed);
+}
+
+fn nanoseconds() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Before the first lane is used: how fast the clock is, and how many may spin.
+pub(crate) fn prepare() {
+    let (ticks, time) = (
+        ticks().wrapping_sub(BEGAN_TICKS.load(Ordering::Relaxed)),
+        nanoseconds().wrapping_sub(BEGAN_NANOSECONDS.load(Ordering::Relaxed)),
+    );
+    if time > 100_000 {
+        MICROSECOND.store((ticks.saturating_mul(1000) / time).clamp(100, 20_000), Ordering::Relaxed);
+    }
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+    SPINNERS_MAX.store(cpus.saturating_sub(1).max(1), Ordering::Relaxed);
+}
+
+/// Ticks of so many microseconds.
+#[inline]
+pub(crate) fn microseconds(count: u64) -> u64 {
+    MICROSECOND.load(Ordering::Relaxed) * count
+}
+
+pub(crate) fn millisecond() -> u64 {
+    microseconds(1000)
+}
+
+/// This thread's number.
+#[inline]
+pub(crate) fn thread() -> u32 {
+    let known = THREAD.get();
+    if known != 0 {
+        return known;
+    }
+    let thread = crate::raw::thread();
+    THREAD.set(thread);
+    thread
+}
+
+/// After a fork it is another one.
+pub(crate) fn forget_thread() {
+    THREAD.set(0);
+    SPINNERS.store(0, Ordering::Relaxed);
+}
+
+/// Whether this thread should spin for an end that last ran on that CPU.
+pub(crate) fn may_spin(other: Option<u32>) -> bool {
+    other.is_none_or(|other| other != current_cpu())
+}
+
+/// What a spinner found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    Something,
+    Nothing,
+}
+
+/// Looks until something is found or the time is over, at most `limit` nanoseconds if it is not negative. `beside` is done now
+/// and then, and may find something too.
+pub(crate) fn spin(slot: &Slot, limit: i64, mut look: impl FnMut() -> bool, mut beside: impl FnMut() -> bool) -> Found {
+    let vain = slot.vain_spins.load(Ordering::Relaxed);
+    if vain >= VAIN && !vain.is_multiple_of(VAIN_STEP) {
+        slot.vain_spins.store(vain + 1, Ordering::Relaxed);
+        return Found::Nothing;
+    }
+    if SPINNERS.fetch_add(1, Ordering::Relaxed) >= SPINNERS_MAX.load(Ordering::Relaxed) {
+        SPINNERS.fetch_sub(1, Ordering::Relaxed);
+        return Found::Nothing;
+    }
+    crate::counters::add(slot, highwire_lane::counters::Counter::Spins, 1);
+    let mut budget = microseconds(BUDGET);
+    if limit >= 0 {
+        budget = budget.min(microseconds(limit as u64 / 1000 + 1));
+    }
+    let start = ticks();
+    let mut asked = start;
+    let found = 'spin: loop {
+        for _ in 0..LOOKS_PER_CLOCK {
+            if look() {
+                break 'spin Found::Something;
+            }
+            pause();
+        }
+        let now = ticks();
+        if now.wrapping_sub(start) >= budget {
+            break Found::Nothing;
+        }
+        if now.wrapping_sub(asked) >= microseconds(BESIDE) {
+            if beside() {
+                break Found::Something;
+            }
+            asked = ticks();
+        }
+    };
+    SPINNERS.fetch_sub(1, Ordering::Relaxed);
+    if found == Found::Something {
+        slot.vain_spins.store(0, Ordering::Relaxed);
+        crate::counters::add(slot, highwire_lane::counters::Counter::SpinsGood, 1);
+    } else {
+        slot.vain_spins.store(vain.saturating_add(1), Ordering::Relaxed);
+    }
+    found
+}
+
+/// How often what is beside the lane is looked at while spinning, in microseconds.
+const BESIDE: u64 = 5;

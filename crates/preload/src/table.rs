@@ -1,0 +1,415 @@
+//! Which descriptor is which connection.
+//!
+//! A descriptor has an entry; several descriptors of one connection share a slot. Both are fixed tables of atomic
+//! words: hooks are called from everywhere, at any moment. A descriptor without an entry is the kernel's alone.
+
+use crate::counters::{self, explain};
+use crate::raw;
+use highwire_lane::counters::{Counter, Reason};
+use highwire_lane::{EndState, Incoming, Lane, Outgoing, Side};
+use highwire_mem::SharedMemory;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+pub(crate) const DESCRIPTORS: usize = 65536;
+pub(crate) const SLOTS: usize = 16384;
+pub(crate) const REGIONS: usize = 1024;
+
+/// What the shim looks at first: zero for a descriptor that does not concern us.
+#[unsafe(no_mangle)]
+pub(crate) static hw_descriptors: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+const SOCKET: u32 = 0x8000_0000;
+const EPOLL: u32 = 0x4000_0000;
+
+static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Memory that was mapped; it stays for the life of the process.
+pub(crate) static MAPPED: [AtomicPtr<SharedMemory>; REGIONS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; REGIONS];
+
+/// A connection, as this process knows it.
+pub(crate) struct Slot {
+    /// Descriptors that stand for it.
+    pub(crate) descriptors: AtomicU32,
+    /// Changes when the slot is given to another connection.
+    pub(crate) generation: AtomicU32,
+    pub(crate) flags: AtomicU32,
+    /// Where its lane is; zero for none.
+    lane: AtomicU64,
+    /// Threads that wait in the kernel for bytes of it, by receiving or polling.
+    pub(crate) sleepers: AtomicU32,
+    /// Calls that are in the kernel now, or whose bytes are not counted yet.
+    inside: AtomicU32,
+    /// Changes with every such call.
+    activity: AtomicU32,
+    /// Calls and bytes, until there is a lane.
+    pub(crate) calls: AtomicU32,
+    pub(crate) bytes: AtomicU64,
+    /// Where the registry tells that something changed, and what it told last.
+    pub(crate) board: AtomicU64,
+    pub(crate) asked_at_calls: AtomicU32,
+    /// When the kernel was last asked for bytes, or whether the connection is well.
+    pub(crate) kernel_asked: AtomicU64,
+    pub(crate) health_asked: AtomicU64,
+    /// The frame that took the lock, to know one that was left behind.
+    pub(crate) receive_frame: AtomicU64,
+    pub(crate) send_frame: AtomicU64,
+    /// The epoll set that watches it, plus one, and how.
+    pub(crate) epoll: AtomicU32,
+    pub(crate) epoll_events: AtomicU32,
+    pub(crate) epoll_data: AtomicU64,
+    /// Records that an edge-triggered watcher was told of.
+    pub(crate) epoll_told: AtomicU64,
+    /// Spins that found nothing, one after the other.
+    pub(crate) vain_spins: AtomicU32,
+    pub(crate) shared_asked: AtomicU64,
+}
+
+/// Bits of [`Slot::flags`].
+pub(crate) mod flag {
+    /// Calls on it do not wait.
+    pub(crate) const NONBLOCKING: u32 = 1;
+    /// Plain TCP from now on.
+    pub(crate) const PLAIN: u32 = 1 << 1;
+    /// Other processes have it too.
+    pub(crate) const SHARED: u32 = 1 << 2;
+    /// Nothing more is written.
+    pub(crate) const SHUT_WRITE: u32 = 1 << 3;
+    /// Nothing more is to be read.
+    pub(crate) const SHUT_READ: u32 = 1 << 4;
+    /// Bytes wait in the kernel for more (`MSG_MORE`).
+    pub(crate) const HELD_BACK: u32 = 1 << 5;
+    /// `TCP_CORK` is set.
+    pub(crate) const CORKED: u32 = 1 << 6;
+    /// The kernel's counts are being taken over.
+    pub(crate) const ADOPTING: u32 = 1 << 7;
+    /// A call was torn away: the kernel's counts must be asked again.
+    pub(crate) const UNSURE: u32 = 1 << 8;
+    /// Watched in a way that only the kernel can serve.
+    pub(crate) const WATCHED_OTHERWISE: u32 = 1 << 9;
+    /// A program that was started has it too, perhaps.
+    pub(crate) const INHERITED: u32 = 1 << 10;
+    /// The kernel said that the connection ends: sending goes by TCP.
+    pub(crate) const ENDING: u32 = 1 << 11;
+    /// Its ports were looked at.
+    pub(crate) const PORTS_SEEN: u32 = 1 << 12;
+    /// Nothing that reads looks for records.
+    pub(crate) const NOT_READING: u32 = PLAIN | SHARED | SHUT_READ | ADOPTING | UNSURE | WATCHED_OTHERWISE;
+    /// Nothing that writes publishes records.
+    pub(crate) const NOT_WRITING: u32 = PLAIN | SHARED | SHUT_WRITE | HELD_BACK | ADOPTING | UNSURE | ENDING;
+}
+
+/// Both directions of a connection's lane.
+#[derive(Clone, Copy)]
+pub(crate) struct End {
+    pub(crate) incoming: Incoming<'static>,
+    pub(crate) outgoing: Outgoing<'static>,
+    pub(crate) lane: Lane<'static>,
+    pub(crate) side: Side,
+}
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot {
+            descriptors: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            lane: AtomicU64::new(0),
+            sleepers: AtomicU32::new(0),
+            inside: AtomicU32::new(0),
+            activity: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
+            bytes: AtomicU64::new(0),
+            board: AtomicU64::new(0),
+            asked_at_calls: AtomicU32::new(0),
+            kernel_asked: AtomicU64::new(0),
+            health_asked: AtomicU64::new(0),
+            receive_frame: AtomicU64::new(0),
+            send_frame: AtomicU64::new(0),
+            epoll: AtomicU32::new(0),
+            epoll_events: AtomicU32::new(0),
+            epoll_data: AtomicU64::new(0),
+            epoll_told: AtomicU64::new(0),
+            vain_spins: AtomicU32::new(0),
+            shared_asked: AtomicU64::new(0),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn index(&self) -> usize {
+        (std::ptr::from_ref(self).addr() - TABLE.as_ptr().addr()) / size_of::<Slot>()
+    }
+
+    #[inline(always)]
+    pub(crate) fn has(&self, flags: u32) -> bool {
+        self.flags.load(Ordering::Relaxed) & flags != 0
+    }
+
+    pub(crate) fn set(&self, flags: u32) {
+        self.flags.fetch_or(flags, Ordering::SeqCst);
+    }
+
+    pub(crate) fn unset(&self, flags: u32) {
+        self.flags.fetch_and(!flags, Ordering::SeqCst);
+    }
+
+    /// Its lane, if it has one.
+    #[inline(always)]
+    pub(crate) fn end(&self) -> Option<End> {
+        let word = self.lane.load(Ordering::Acquire);
+        if word == 0 { None } else { end_of(word) }
+    }
+
+    pub(crate) fn set_lane(&self, region: usize, lane: usize, side: Side) {
+        let side = u64::from(side == Side::Second);
+        self.lane.store(1 << 63 | (region as u64) << 16 | (lane as u64) << 1 | side, Ordering::Release);
+    }
+
+    pub(crate) fn drop_lane(&self) {
+        self.lane.store(0, Ordering::Release);
+    }
+
+    /// Says that it is plain TCP from now on. What is in the lane already is still read first.
+    pub(crate) fn make_plain(&self, reason: Reason) {
+        self.set(flag::PLAIN);
+        explain(self, reason);
+        if let Some(end) = self.end() {
+            end.incoming.turn_away();
+            end.outgoing.turn_away();
+            // A reader that is told so asks the kernel, and does not look again.
+            end.outgoing.announce_closing();
+        }
+    }
+
+    /// A call begins that the kernel counts.
+    #[inline(always)]
+    pub(crate) fn enter_kernel(&self) {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        self.activity.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Its bytes are counted.
+    #[inline(always)]
+    pub(crate) fn leave_kernel(&self) {
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Nothing of the sort is under way; a number to compare with later.
+    pub(crate) fn quiet(&self) -> Option<u32> {
+        (self.inside.load(Ordering::SeqCst) == 0).then(|| self.activity.load(Ordering::SeqCst))
+    }
+
+    /// In a forked child: no call of this process is under way.
+    pub(crate) fn start_over(&self) {
+        self.sleepers.store(0, Ordering::SeqCst);
+        self.inside.store(0, Ordering::SeqCst);
+    }
+
+    fn clear(&self) {
+        for word in [
+            &self.flags,
+            &self.sleepers,
+            &self.inside,
+            &self.calls,
+            &self.asked_at_calls,
+            &self.epoll,
+            &self.epoll_events,
+            &self.vain_spins,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [
+            &self.lane,
+            &self.bytes,
+            &self.board,
+            &self.kernel_asked,
+            &self.health_asked,
+            &self.receive_frame,
+            &self.send_frame,
+            &self.epoll_data,
+            &self.epoll_told,
+            &self.shared_asked,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[inline]
+fn end_of(word: u64) -> Option<End> {
+    let region = (word >> 16) as usize & (REGIONS - 1);
+    let memory = MAPPED[region].load(Ordering::Acquire);
+    // SAFETY: set once, by `pair`, to a box that is never given back.
+    let memory: &'static SharedMemory = unsafe { memory.as_ref()? };
+    let side = if word & 1 == 0 { Side::First } else { Side::Second };
+    let lane = highwire_lane::LaneRegion::adopt(memory)?.lane((word >> 1) as usize & 0x7fff)?;
+    Some(End { incoming: lane.incoming(side), outgoing: lane.outgoing(side), lane, side })
+}
+
+fn entry(fd: i32) -> u32 {
+    usize::try_from(fd).ok().and_then(|fd| hw_descriptors.get(fd)).map_or(0, |word| word.load(Ordering::Acquire))
+}
+
+fn set_entry(fd: i32, value: u32) -> bool {
+    let Some(word) = usize::try_from(fd).ok().and_then(|fd| hw_descriptors.get(fd)) else { return false };
+    word.store(value, Ordering::Release);
+    true
+}
+
+/// The connection of a descriptor.
+#[inline(always)]
+pub(crate) fn slot_of(fd: i32) -> Option<&'static Slot> {
+    let entry = entry(fd);
+    if entry & SOCKET == 0 { None } else { TABLE.get((entry & 0xffff) as usize) }
+}
+
+/// The epoll set of a descriptor.
+#[inline(always)]
+pub(crate) fn set_of(fd: i32) -> Option<usize> {
+    let entry = entry(fd);
+    (entry & EPOLL != 0).then_some((entry & 0xffff) as usize)
+}
+
+pub(crate) fn make_set(fd: i32, set: usize) {
+    set_entry(fd, EPOLL | set as u32);
+}
+
+/// The slot of this number, if it is still the same connection's.
+pub(crate) fn slot_at(index: u32, generation: u32) -> Option<&'static Slot> {
+    let slot = TABLE.get(index.checked_sub(1)? as usize)?;
+    (slot.generation.load(Ordering::Acquire) == generation).then_some(slot)
+}
+
+/// A slot by its place in the table.
+pub(crate) fn slot_number(index: usize) -> Option<&'static Slot> {
+    TABLE.get(index)
+}
+
+/// Every connection that has a descriptor.
+pub(crate) fn slots() -> impl Iterator<Item = &'static Slot> {
+    let used = (NEXT.load(Ordering::Relaxed) as usize).min(SLOTS);
+    TABLE[..used].iter().filter(|slot| slot.descriptors.load(Ordering::Relaxed) > 0)
+}
+
+/// Descriptors with an entry, up to the highest that ever had one.
+pub(crate) fn descriptors() -> impl Iterator<Item = (i32, &'static Slot)> {
+    let end = HIGHEST.load(Ordering::Relaxed) as usize + 1;
+    (0..end.min(DESCRIPTORS) as i32).filter_map(|fd| Some((fd, slot_of(fd)?)))
+}
+
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
+
+/// A new connection, or one to be. What the descriptor stood for before is gone, in whatever way.
+pub(crate) fn add(fd: i32, nonblocking: bool) {
+    forget(fd);
+    let Some(slot) = take_slot() else { return };
+    if nonblocking {
+        slot.set(flag::NONBLOCKING);
+    }
+    counters::show();
+    counters::clear(slot);
+    counters::set(slot, Counter::Descriptor, fd as u64 + 1);
+    if !set_entry(fd, SOCKET | slot.index() as u32) {
+        slot.descriptors.store(0, Ordering::Release);
+        return;
+    }
+    HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+}
+
+fn take_slot() -> Option<&'static Slot> {
+    let take = |slot: &'static Slot| {
+        let taken = slot.descriptors.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        taken.then(|| {
+            slot.generation.fetch_add(1, Ordering::SeqCst);
+            slot.clear();
+            slot
+        })
+    };
+    // Those that were given back first: the table in use stays small.
+    let used = (NEXT.load(Ordering::Relaxed) as usize).min(SLOTS);
+    let begin = SEARCH.load(Ordering::Relaxed) as usize;
+    for step in 0..used.min(64) {
+        let index = (begin + step) % used;
+        if let Some(slot) = take(&TABLE[index]) {
+            SEARCH.store(((index + 1) % used) as u32, Ordering::Relaxed);
+            return Some(slot);
+        }
+    }
+    SEARCH.store(((begin + 64) % used.max(1)) as u32, Ordering::Relaxed);
+    let fresh = NEXT.fetch_add(1, Ordering::Relaxed) as usize;
+    if fresh < SLOTS {
+        return take(&TABLE[fresh]);
+    }
+    NEXT.store(SLOTS as u32, Ordering::Relaxed);
+    None
+}
+
+static SEARCH: AtomicU32 = AtomicU32::new(0);
+
+/// Another descriptor for the same connection, or the same epoll set.
+pub(crate) fn duplicate(from: i32, to: i32) {
+    forget(to);
+    if let Some(slot) = slot_of(from) {
+        slot.descriptors.fetch_add(1, Ordering::SeqCst);
+        if set_entry(to, SOCKET | slot.index() as u32) {
+            HIGHEST.fetch_max(to as u32, Ordering::Relaxed);
+        } else {
+            slot.descriptors.fetch_sub(1, Ordering::SeqCst);
+        }
+    } else if let Some(set) = set_of(from) {
+        crate::epoll::spoil(set);
+    }
+}
+
+/// A descriptor means something else now, and nobody said that it was closed.
+pub(crate) fn forget(fd: i32) {
+    if let Some(set) = set_of(fd) {
+        crate::epoll::remove_set(set);
+        set_entry(fd, 0);
+    } else if slot_of(fd).is_some() {
+        release(fd, false);
+    }
+}
+
+/// A descriptor is about to be closed.
+pub(crate) fn close(fd: i32) {
+    if slot_of(fd).is_some() { release(fd, true) } else { forget(fd) }
+}
+
+fn release(fd: i32, orderly: bool) {
+    let Some(slot) = slot_of(fd) else { return };
+    set_entry(fd, 0);
+    if slot.descriptors.load(Ordering::SeqCst) > 1 {
+        slot.descriptors.fetch_sub(1, Ordering::SeqCst);
+        return;
+    }
+    crate::epoll::unwatch(slot);
+    if let Some(end) = slot.end() {
+        end.leave(slot, orderly.then_some(fd));
+    }
+    counters::set(slot, Counter::Descriptor, 0);
+    slot.generation.fetch_add(1, Ordering::SeqCst);
+    slot.drop_lane();
+    slot.descriptors.store(0, Ordering::Release);
+}
+
+impl End {
+    /// This process has no descriptor of the connection any more; the one that it closes, if it does.
+    fn leave(self, slot: &Slot, closing: Option<i32>) {
+        let process = crate::process::number();
+        let holders = self.lane.holders(self.side);
+        holders.remove(process);
+        let alone = holders.others(process).next().is_none();
+        self.incoming.turn_away();
+        if !alone {
+            return;
+        }
+        self.outgoing.announce_closing();
+        // The kernel resets a connection that is closed with bytes unread; it does not know of those in the lane.
+        if let Some(fd) = closing.filter(|_| self.incoming.has_records() && !slot.has(flag::INHERITED)) {
+            raw::reset_at_close(fd);
+        }
+        self.lane.set_state(self.side, EndState::Gone);
+    }
+}
