@@ -92,6 +92,13 @@ pub(crate) fn receive(fd: c_int, list: &mut [libc::iovec], flags: c_int) -> Resu
     result(unsafe { hw_raw(libc::SYS_recvmsg, fd.into(), (&raw mut message) as c_long, flags.into(), 0, 0, 0) })
 }
 
+/// True if the kernel has neither bytes nor an end nor an error for who receives now.
+pub(crate) fn has_nothing(fd: c_int) -> bool {
+    let mut byte = 0u8;
+    let mut list = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+    receive(fd, &mut list, libc::MSG_PEEK) == Err(libc::EAGAIN)
+}
+
 /// Reads of a file, from an offset, into the region.
 pub(crate) fn read_file(
     fd: c_int,

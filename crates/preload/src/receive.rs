@@ -49,7 +49,7 @@ impl Plan {
 
 /// So long the kernel's last answer that there is nothing holds for who asks again and again, in microseconds: what
 /// comes by TCP is announced in the lane, except the end.
-const KERNEL_ANSWER: u64 = 5;
+const KERNEL_ANSWER: u64 = 20;
 
 /// Decides a receive of `total` bytes, of which `plan.done` are there.
 pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int, total: usize) -> Verdict {
@@ -76,12 +76,36 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
     if slot.has(flag::PLAIN) && !end.incoming.has_records() {
         return to_kernel(slot);
     }
+    if !end.incoming.has_news() && plan.done == 0 {
+        let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
+        if let Some(verdict) = without_news(slot, end, plan, waits) {
+            return verdict;
+        }
+    }
     if !lock(&slot.receive_frame, end.incoming.lock()) {
         return plan.fail(libc::EINTR);
     }
     let verdict = by_turns(fd, slot, end, plan, parts, flags, total);
     end.incoming.lock().unlock(spin::thread());
     verdict
+}
+
+/// The two answers that need no lock: there was nothing a moment ago, and nobody could answer while we spin.
+#[inline]
+fn without_news(slot: &'static Slot, end: End, plan: &mut Plan, waits: bool) -> Option<Verdict> {
+    let incoming = end.incoming;
+    if waits {
+        // Not looking, everything comes by TCP; and who runs where the writer runs does not begin to look.
+        let blind = !incoming.is_looking() && !spin::may_spin(incoming.writer_cpu());
+        return (blind && !incoming.has_records()).then(|| sleep(slot));
+    }
+    let asked = slot.kernel_asked.load(Ordering::Relaxed);
+    let fresh = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER);
+    if fresh && incoming.is_looking() && !incoming.is_closing() {
+        add(slot, Counter::CallsAvoided, 1);
+        return Some(plan.fail(libc::EAGAIN));
+    }
+    None
 }
 
 /// Tries to be a connection with a lane again.
@@ -141,10 +165,12 @@ fn by_turns(
                 return done(slot, plan, begun);
             }
             Next::Nothing if !waits => {
-                let asked = slot.kernel_asked.load(Ordering::Relaxed);
-                let known = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER);
-                if known && incoming.is_looking() && !incoming.is_closing() {
-                    add(slot, Counter::CallsAvoided, 1);
+                // Only to see: who is looking goes on looking.
+                if incoming.is_looking() && !incoming.is_closing() && raw::has_nothing(fd) {
+                    slot.kernel_asked.store(ticks(), Ordering::Relaxed);
+                    if incoming.has_news() {
+                        continue;
+                    }
                     return plan.fail(libc::EAGAIN);
                 }
                 if let Some(verdict) = ask_kernel(fd, slot, end, plan, parts, flags, left) {

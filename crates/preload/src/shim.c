@@ -291,11 +291,16 @@ static ssize_t receive(int fd, const struct iovec *parts, int count, int flags) 
             errno = plan.error;
             return -1;
         }
-        struct iovec *rest = __builtin_alloca(sizeof *rest * (count > 0 ? count : 1));
-        struct msghdr message = {.msg_iov = rest};
-        message.msg_iovlen = cut(parts, count, plan.done, plan.limit, rest);
         ssize_t result;
-        AROUND(RECEIVING, &plan, result = real_recvmsg(fd, &message, flags));
+        if (count == 1) {
+            AROUND(RECEIVING, &plan,
+                   result = real_recv(fd, (char *)parts[0].iov_base + plan.done, plan.limit, flags));
+        } else {
+            struct iovec *rest = __builtin_alloca(sizeof *rest * count);
+            struct msghdr message = {.msg_iov = rest};
+            message.msg_iovlen = cut(parts, count, plan.done, plan.limit, rest);
+            AROUND(RECEIVING, &plan, result = real_recvmsg(fd, &message, flags));
+        }
         int error = errno;
         hw_received(&plan, result, flags);
         if (result < 0) {
@@ -420,19 +425,16 @@ int EXPORTED(recvmmsg)(int fd, struct mmsghdr *messages, unsigned count, int fla
 
 // ---- sending
 
-static ssize_t send_parts(int fd, const struct iovec *parts, int count, int flags, int by_write) {
+static ssize_t send_parts(int fd, const struct iovec *parts, int count, int flags) {
     size_t total = sum(parts, count);
     struct plan plan = {0};
     int verdict = hw_send(fd, &plan, parts, count, flags, total);
     if (verdict == DONE)
         return (ssize_t)plan.done;
     ssize_t result;
-    if (plan.done == 0 && by_write) {
-        if (count == 1) {
-            AROUND(SENDING, &plan, result = real_write(fd, parts[0].iov_base, parts[0].iov_len));
-        } else {
-            AROUND(SENDING, &plan, result = real_writev(fd, parts, count));
-        }
+    if (count == 1) {
+        AROUND(SENDING, &plan,
+               result = real_send(fd, (const char *)parts[0].iov_base + plan.done, total - plan.done, flags));
     } else {
         struct iovec *rest = __builtin_alloca(sizeof *rest * count);
         struct msghdr message = {.msg_iov = rest};
@@ -451,26 +453,26 @@ ssize_t EXPORTED(write)(int fd, const void *from, size_t bytes) {
     if (!concerns(fd) || bytes == 0)
         return real_write(fd, from, bytes);
     struct iovec part = {(void *)from, bytes};
-    return send_parts(fd, &part, 1, 0, 1);
+    return send_parts(fd, &part, 1, 0);
 }
 
 ssize_t EXPORTED(writev)(int fd, const struct iovec *parts, int count) {
     if (!concerns(fd) || count <= 0 || count > PARTS_MAX || sum(parts, count) == 0)
         return real_writev(fd, parts, count);
-    return send_parts(fd, parts, count, 0, 1);
+    return send_parts(fd, parts, count, 0);
 }
 
 ssize_t EXPORTED(pwritev2)(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
     if (!concerns(fd) || offset != -1 || (flags & ~RWF_NOWAIT) || count <= 0 || count > PARTS_MAX)
         return real_pwritev2(fd, parts, count, offset, flags);
-    return send_parts(fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0, 0);
+    return send_parts(fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
 ssize_t EXPORTED(send)(int fd, const void *from, size_t bytes, int flags) {
     if (!concerns_socket(fd) || bytes == 0)
         return real_send(fd, from, bytes, flags);
     struct iovec part = {(void *)from, bytes};
-    return send_parts(fd, &part, 1, flags, 0);
+    return send_parts(fd, &part, 1, flags);
 }
 
 ssize_t EXPORTED(sendto)(int fd, const void *from, size_t bytes, int flags, const struct sockaddr *to,
@@ -486,7 +488,7 @@ ssize_t EXPORTED(sendmsg)(int fd, const struct msghdr *message, int flags) {
     if (!concerns_socket(fd) || message == NULL || message->msg_iovlen == 0 || message->msg_iovlen > PARTS_MAX ||
         message->msg_controllen > 0 || message->msg_name != NULL || sum(message->msg_iov, message->msg_iovlen) == 0)
         return real_sendmsg(fd, message, flags);
-    return send_parts(fd, message->msg_iov, message->msg_iovlen, flags, 0);
+    return send_parts(fd, message->msg_iov, message->msg_iovlen, flags);
 }
 
 int EXPORTED(sendmmsg)(int fd, struct mmsghdr *messages, unsigned count, int flags) {
