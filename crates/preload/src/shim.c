@@ -121,6 +121,13 @@ REAL(int, epoll_pwait, (int a, struct epoll_event *b, int c, int d, const sigset
 REAL(int, epoll_create1, (int a), A1(SYS_epoll_create1, a), 0)
 REAL(int, setsockopt, (int a, int b, int c, const void *d, socklen_t e), A5(SYS_setsockopt, a, b, c, d, e), 0)
 REAL(int, getsockopt, (int a, int b, int c, void *d, socklen_t *e), A5(SYS_getsockopt, a, b, c, d, e), 0)
+REAL(int, prctl, (int a, unsigned long b, unsigned long c, unsigned long d, unsigned long e),
+     A5(SYS_prctl, a, b, c, d, e), 0)
+REAL(int, setuid, (uid_t a), A1(SYS_setuid, a), 0)
+REAL(int, setgid, (gid_t a), A1(SYS_setgid, a), 0)
+REAL(int, seteuid, (uid_t a), A3(SYS_setresuid, -1, a, -1), 0)
+REAL(int, setreuid, (uid_t a, uid_t b), A2(SYS_setreuid, a, b), 0)
+REAL(int, setresuid, (uid_t a, uid_t b, uid_t c), A3(SYS_setresuid, a, b, c), 0)
 REAL(int, chroot, (const char *a), A1(SYS_chroot, a), 0)
 REAL(int, unshare, (int a), A1(SYS_unshare, a), 0)
 REAL(int, setns, (int a, int b), A2(SYS_setns, a, b), 0)
@@ -134,7 +141,7 @@ static int (*real_poll)(struct pollfd *, nfds_t, int) = early_poll;
 static int early_epoll_wait(int a, struct epoll_event *b, int c, int d) { return early_epoll_pwait(a, b, c, d, NULL); }
 static int (*real_epoll_wait)(int, struct epoll_event *, int, int) = early_epoll_wait;
 
-// These are not called before constructors have run; they are looked up with the others.
+// These are rarely called before the constructor has run; then it runs at once.
 static int (*real_epoll_pwait2)(int, struct epoll_event *, int, const struct timespec *, const sigset_t *);
 static int (*real_select)(int, fd_set *, fd_set *, fd_set *, struct timeval *);
 static int (*real_pselect)(int, fd_set *, fd_set *, fd_set *, const struct timespec *, const sigset_t *);
@@ -154,12 +161,11 @@ static int (*real_posix_spawnp)(pid_t *, const char *, const posix_spawn_file_ac
 static int (*real_clone)(int (*)(void *), void *, int, void *, ...);
 static FILE *(*real_fdopen)(int, const char *);
 static int (*real_vdprintf)(int, const char *, va_list);
-static int (*real_prctl)(int, ...);
-static int (*real_setuid)(uid_t);
-static int (*real_setgid)(gid_t);
-static int (*real_setreuid)(uid_t, uid_t);
-static int (*real_setresuid)(uid_t, uid_t, uid_t);
-static int (*real_seteuid)(uid_t);
+
+static void begin(void);
+#define ENSURE(name)                                                                                                   \
+    if (unlikely(real_##name == NULL))                                                                                 \
+        begin();
 
 // ---- what Rust decides
 
@@ -631,6 +637,7 @@ int EXPORTED(__ppoll_chk)(struct pollfd *fds, nfds_t count, const struct timespe
 #define SELECT_MAX 1024
 static int wait_select(int count, fd_set *in, fd_set *out, fd_set *except, struct timeval *limit,
                        const struct timespec *exact, const sigset_t *mask, int with_mask) {
+    ENSURE(select)
     int used = 0;
     struct pollfd fds[64];
     int64_t timeout = -1;
@@ -728,6 +735,7 @@ int EXPORTED(epoll_pwait)(int set, struct epoll_event *events, int most, int ms,
 
 int EXPORTED(epoll_pwait2)(int set, struct epoll_event *events, int most, const struct timespec *limit,
                            const sigset_t *mask) {
+    ENSURE(epoll_pwait2)
     WAIT_EPOLL(nanoseconds(limit), real_epoll_pwait2(set, events, most, limit, mask));
 }
 
@@ -908,12 +916,14 @@ int EXPORTED(setsockopt)(int fd, int level, int name, const void *value, socklen
 // ---- stdio, which reads and writes inside libc
 
 FILE *EXPORTED(fdopen)(int fd, const char *mode) {
+    ENSURE(fdopen)
     if (KIND(fd) != 0)
         hw_plain(fd, BY_STDIO);
     return real_fdopen(fd, mode);
 }
 
 int EXPORTED(vdprintf)(int fd, const char *format, va_list arguments) {
+    ENSURE(vdprintf)
     if (KIND(fd) != 0)
         hw_plain(fd, BY_STDIO);
     return real_vdprintf(fd, format, arguments);
@@ -964,6 +974,7 @@ ssize_t EXPORTED(__recvfrom_chk)(int fd, void *into, size_t bytes, size_t room, 
 // ---- processes
 
 pid_t EXPORTED(fork)(void) {
+    ENSURE(fork)
     hw_before_fork();
     pid_t child = real_fork();
     int error = errno;
@@ -973,6 +984,7 @@ pid_t EXPORTED(fork)(void) {
 }
 
 pid_t EXPORTED(_Fork)(void) {
+    ENSURE(_Fork)
     if (real__Fork == NULL)
         return EXPORTED(fork)();
     hw_before_fork();
@@ -984,6 +996,7 @@ pid_t EXPORTED(_Fork)(void) {
 }
 
 int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argument, ...) {
+    ENSURE(clone)
     va_list rest;
     va_start(rest, argument);
     void *a = va_arg(rest, void *), *b = va_arg(rest, void *), *c = va_arg(rest, void *);
@@ -1009,13 +1022,13 @@ int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argum
 int EXPORTED(execve)(const char *path, char *const arguments[], char *const environment[]) {
     BEFORE_EXEC(real_execve(path, arguments, environment));
 }
-int EXPORTED(execv)(const char *path, char *const arguments[]) { BEFORE_EXEC(real_execv(path, arguments)); }
-int EXPORTED(execvp)(const char *file, char *const arguments[]) { BEFORE_EXEC(real_execvp(file, arguments)); }
+int EXPORTED(execv)(const char *path, char *const arguments[]) { ENSURE(execv) BEFORE_EXEC(real_execv(path, arguments)); }
+int EXPORTED(execvp)(const char *file, char *const arguments[]) { ENSURE(execvp) BEFORE_EXEC(real_execvp(file, arguments)); }
 int EXPORTED(execvpe)(const char *file, char *const arguments[], char *const environment[]) {
-    BEFORE_EXEC(real_execvpe(file, arguments, environment));
+    ENSURE(execvpe) BEFORE_EXEC(real_execvpe(file, arguments, environment));
 }
 int EXPORTED(fexecve)(int fd, char *const arguments[], char *const environment[]) {
-    BEFORE_EXEC(real_fexecve(fd, arguments, environment));
+    ENSURE(fexecve) BEFORE_EXEC(real_fexecve(fd, arguments, environment));
 }
 
 // The arguments of execl and its kin as an array on the stack.
@@ -1054,6 +1067,7 @@ int EXPORTED(execle)(const char *path, const char *first, ...) {
 
 int EXPORTED(posix_spawn)(pid_t *child, const char *path, const posix_spawn_file_actions_t *actions,
                           const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {
+    ENSURE(posix_spawn)
     pid_t started = 0;
     hw_before_spawn();
     int result = real_posix_spawn(&started, path, actions, attributes, arguments, environment);
@@ -1065,6 +1079,7 @@ int EXPORTED(posix_spawn)(pid_t *child, const char *path, const posix_spawn_file
 
 int EXPORTED(posix_spawnp)(pid_t *child, const char *file, const posix_spawn_file_actions_t *actions,
                            const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {
+    ENSURE(posix_spawnp)
     pid_t started = 0;
     hw_before_spawn();
     int result = real_posix_spawnp(&started, file, actions, attributes, arguments, environment);
@@ -1225,6 +1240,10 @@ RING(io_uring_setup, int, (unsigned a, void *b), (a, b))
     } while (0)
 
 __attribute__((constructor)) static void begin(void) {
+    static int begun;
+    if (begun)
+        return;
+    begun = 1;
     LOOK_UP(socket); LOOK_UP(accept); LOOK_UP(accept4); LOOK_UP(connect); LOOK_UP(shutdown); LOOK_UP(close);
     LOOK_UP(close_range); LOOK_UP(closefrom); LOOK_UP(dup); LOOK_UP(dup2); LOOK_UP(dup3); LOOK_UP(fcntl);
     LOOK_UP(ioctl); LOOK_UP(read); LOOK_UP(write); LOOK_UP(readv); LOOK_UP(writev); LOOK_UP(preadv2);
