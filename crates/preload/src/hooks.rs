@@ -43,7 +43,7 @@ mod exported {
         poll => hooked_poll, ppoll => hooked_ppoll, select => hooked_select, pselect => hooked_pselect,
         epoll_ctl => hooked_epoll_ctl, epoll_wait => hooked_epoll_wait, epoll_pwait => hooked_epoll_pwait,
         epoll_pwait2 => hooked_epoll_pwait2, epoll_create => hooked_epoll_create, epoll_create1 => hooked_epoll_create1,
-        setsockopt => hooked_setsockopt,
+        setsockopt => hooked_setsockopt, getsockopt => hooked_getsockopt,
         fdopen => hooked_fdopen, vdprintf => hooked_vdprintf, dprintf => hooked_dprintf,
         __vdprintf_chk => hooked___vdprintf_chk, __dprintf_chk => hooked___dprintf_chk,
         __read_chk => hooked___read_chk, __recv_chk => hooked___recv_chk, __recvfrom_chk => hooked___recvfrom_chk,
@@ -350,6 +350,24 @@ extern "C" fn hw_corked(fd: c_int, on: c_int) {
             slot.unset(flag::HELD_BACK);
         }
     }
+}
+
+/// The program sets whether small segments are held back; true if the kernel is not to be told.
+#[unsafe(no_mangle)]
+extern "C" fn hw_set_combining(fd: c_int, on: c_int) -> c_int {
+    match slot_of(fd).filter(|slot| slot.end().is_some()) {
+        Some(slot) => {
+            set_or_unset(slot, flag::COMBINING, on);
+            1
+        }
+        None => 0,
+    }
+}
+
+/// Whether the program wants small segments held back although the kernel does not.
+#[unsafe(no_mangle)]
+extern "C" fn hw_is_combining(fd: c_int) -> c_int {
+    slot_of(fd).is_some_and(|slot| slot.has(flag::COMBINING)).into()
 }
 
 /// Bytes of a connection that wait in the lane.

@@ -224,6 +224,12 @@ fn join(slot: &Slot, fd: c_int, pairing: &Pairing) {
     if let Ok(flags) = crate::raw::file_flags(fd) {
         if flags & libc::O_NONBLOCK != 0 { slot.set(flag::NONBLOCKING) } else { slot.unset(flag::NONBLOCKING) }
     }
+    // Of a connection whose answers go by the lane nothing is acknowledged at once: what Nagle's algorithm holds back
+    // until then would wait 40 ms.
+    if crate::raw::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Ok(0) {
+        slot.set(flag::COMBINING);
+        crate::raw::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    }
     // Otherwise it is tried again with the next call.
     process::adopt_counts(slot, fd);
     explain(slot, Reason::Paired);

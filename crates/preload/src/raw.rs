@@ -160,6 +160,22 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Result<c_int, c_in
     result(raw).map(|_| value)
 }
 
+/// Sets an option of a socket that is a number.
+pub(crate) fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) {
+    // SAFETY: the kernel reads the number.
+    unsafe {
+        hw_raw(
+            libc::SYS_setsockopt,
+            fd.into(),
+            level.into(),
+            name.into(),
+            (&raw const value) as c_long,
+            size_of_val(&value) as c_long,
+            0,
+        )
+    };
+}
+
 /// Makes the close of a connection a reset.
 pub(crate) fn reset_at_close(fd: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };

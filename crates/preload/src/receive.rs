@@ -145,11 +145,11 @@ fn by_turns(
                 add(slot, Counter::LaneBytesIn, (plan.done - skip) as u64);
             }
             Next::Tcp(bound) => match tcp(fd, slot, end, plan, parts, flags, left.min(bound as usize)) {
-                Ok(0) => return done(slot, plan, begun),
+                Ok(0) => return done(slot, end, plan, begun),
                 Ok(_) => {}
                 Err(libc::EAGAIN) => {
                     if plan.done > 0 && !(waits && flags & libc::MSG_WAITALL != 0) {
-                        return done(slot, plan, begun);
+                        return done(slot, end, plan, begun);
                     }
                     if !waits {
                         return plan.fail(libc::EAGAIN);
@@ -159,10 +159,10 @@ fn by_turns(
                     plan.limit = left.min(bound as usize);
                     return sleep(slot);
                 }
-                Err(error) => return if plan.done > 0 { done(slot, plan, begun) } else { plan.fail(error) },
+                Err(error) => return if plan.done > 0 { done(slot, end, plan, begun) } else { plan.fail(error) },
             },
             Next::Nothing if plan.done > 0 && !(waits && flags & libc::MSG_WAITALL != 0) => {
-                return done(slot, plan, begun);
+                return done(slot, end, plan, begun);
             }
             Next::Nothing if !waits => {
                 // Only to see: who is looking goes on looking.
@@ -207,7 +207,7 @@ fn by_turns(
             }
         }
         if plan.done == total {
-            return done(slot, plan, begun);
+            return done(slot, end, plan, begun);
         }
     }
 }
@@ -253,11 +253,7 @@ fn ask_kernel(
     }
     let begun = plan.done;
     match tcp(fd, slot, end, plan, parts, flags, left) {
-        Ok(0) => Some(done(slot, plan, begun)),
-        Ok(_) => {
-            look_if_allowed(slot, end);
-            Some(done(slot, plan, begun))
-        }
+        Ok(_) => Some(done(slot, end, plan, begun)),
         Err(libc::EAGAIN) => {
             look_if_allowed(slot, end);
             slot.kernel_asked.store(ticks(), Ordering::Relaxed);
@@ -268,8 +264,9 @@ fn ask_kernel(
     }
 }
 
-fn done(slot: &Slot, plan: &Plan, begun: usize) -> Verdict {
+fn done(slot: &Slot, end: End, plan: &Plan, begun: usize) -> Verdict {
     if plan.done > begun {
+        look_if_allowed(slot, end);
         add(slot, Counter::LaneCallsIn, 1);
         add(slot, Counter::CallsAvoided, 1);
     }

@@ -210,6 +210,8 @@ void hw_plain(int fd, int why);
 void hw_shut_down(int fd, int how);
 void hw_set_nonblocking(int fd, int on);
 void hw_corked(int fd, int on);
+int hw_set_combining(int fd, int on);
+int hw_is_combining(int fd);
 size_t hw_unread(int fd);
 int hw_splice_out(int fd, struct plan *, int to, size_t count);
 int hw_poll(struct pollfd *, nfds_t count, int64_t timeout_ns, int *sleeping);
@@ -893,7 +895,19 @@ int EXPORTED(ioctl)(int fd, unsigned long request, void *argument) {
     return result;
 }
 
+#define TCP_NODELAY_OPTION 1
+
+int EXPORTED(getsockopt)(int fd, int level, int name, void *value, socklen_t *length) {
+    int result = real_getsockopt(fd, level, name, value, length);
+    if (result == 0 && level == 6 && name == TCP_NODELAY_OPTION && *length >= sizeof(int) && hw_is_combining(fd))
+        *(int *)value = 0;
+    return result;
+}
+
 int EXPORTED(setsockopt)(int fd, int level, int name, const void *value, socklen_t length) {
+    if (level == 6 && name == TCP_NODELAY_OPTION && length >= sizeof(int) && value != NULL && concerns(fd) &&
+        hw_set_combining(fd, *(const int *)value == 0))
+        return 0;
     int result = real_setsockopt(fd, level, name, value, length);
     if (result != 0 || !concerns(fd))
         return result;

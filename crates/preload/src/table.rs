@@ -94,6 +94,8 @@ pub(crate) mod flag {
     pub(crate) const ENDING: u32 = 1 << 11;
     /// Its ports were looked at.
     pub(crate) const PORTS_SEEN: u32 = 1 << 12;
+    /// The program wants its small segments held back (Nagle); the kernel is told otherwise, see [`crate::pair`].
+    pub(crate) const COMBINING: u32 = 1 << 13;
     /// Nothing that reads looks for records.
     pub(crate) const NOT_READING: u32 = PLAIN | SHARED | SHUT_READ | ADOPTING | UNSURE | WATCHED_OTHERWISE;
     /// Nothing that writes publishes records.
