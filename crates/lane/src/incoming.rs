@@ -1,8 +1,8 @@
 //! The reading half of a direction.
 
 use crate::layout::{
-    AREA_BYTES, CLOSING_AT, Direction, HEAD_BYTES, LOOKING, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT, RECORD_MAX,
-    TCP_HINT_AT, TCP_READ_AT, UNIT, WORD_AT, WRAP, WRITER_CPU_AT,
+    AREA_BYTES, CLOSING_AT, COUNT, Direction, HEAD_BYTES, LOOKING, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT,
+    RECORD_MAX, SENDING_AT, SLEEPER, TCP_HINT_AT, TCP_READ_AT, UNIT, WORD_AT, WRAP, WRITER_CPU_AT,
 };
 use crate::outgoing::Lie;
 use crate::progress::Progress;
@@ -13,10 +13,13 @@ use highwire_mem::SharedMemory;
 /// ```text
 ///            look()                      a record, or TCP bytes that were announced
 ///   blind ───────────▶ looking ────────────────────────────▶ looking
-///     ▲                   │ stop_looking(seen): only if nothing was published since
-///     └───────────────────┘ (or the writer turns it away)
+///     ▲  ▲                │ stop_looking(seen), sleep(seen): only if nothing was published since
+///     │  └────────────────┤ (or the writer turns it away)
+///     │ wake()            │
+///     └──── asleep ◀──────┘ sleep(seen)
 /// ```
-/// Blind, everything new comes by TCP, and the kernel wakes who sleeps on it.
+/// Blind or asleep, everything new comes by TCP, and the kernel wakes who sleeps on it. While anybody is asleep,
+/// nobody can begin to look.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'m> {
     direction: Direction<'m>,
@@ -158,13 +161,38 @@ impl<'m> Incoming<'m> {
         bytes
     }
 
-    /// Begins to look. False where it was looking already.
-    #[inline]
+    /// Begins to look, unless somebody sleeps.
     pub fn look(self) -> bool {
-        if self.is_looking() {
-            return false;
+        self.change(|word| (word & LOOKING == 0 && word & (LOOKING - SLEEPER) == 0).then_some(word | LOOKING))
+    }
+
+    /// Stops looking and counts as a sleeper until [`wake`](Incoming::wake), unless more was published than the `seen`
+    /// records: then false, and there is something to read. Afterwards everything new comes by TCP.
+    pub fn sleep(self, seen: u64) -> bool {
+        self.change(|word| (word & COUNT == seen).then_some((word & !LOOKING) + SLEEPER))
+    }
+
+    /// Is no sleeper any more.
+    pub fn wake(self) {
+        self.change(|word| (word & (LOOKING - SLEEPER) != 0).then(|| word - SLEEPER));
+    }
+
+    /// Nobody sleeps, as whoever is alone with the connection knows: sleepers that were killed did not say so.
+    pub fn forget_sleepers(self) {
+        self.change(|word| (word & (LOOKING - SLEEPER) != 0).then_some(word & (LOOKING | COUNT)));
+    }
+
+    /// Changes the word as `next` says; false if it says nothing.
+    #[inline]
+    fn change(self, next: impl Fn(u64) -> Option<u64>) -> bool {
+        let mut word = self.direction.word();
+        loop {
+            let Some(wanted) = next(word) else { return false };
+            match self.memory().exchange64(self.at(WORD_AT), word, wanted) {
+                Ok(()) => return true,
+                Err(now) => word = now,
+            }
         }
-        self.memory().or64(self.at(WORD_AT), LOOKING) & LOOKING == 0
     }
 
     /// Whether the writer may publish now.
@@ -176,7 +204,7 @@ impl<'m> Incoming<'m> {
     /// Records published so far, to compare with.
     #[inline]
     pub fn published(self) -> u64 {
-        self.direction.word() & !LOOKING
+        self.direction.word() & COUNT
     }
 
     /// True while a record waits that has not been consumed whole.
@@ -194,19 +222,12 @@ impl<'m> Incoming<'m> {
     /// Stops looking, unless more was published than the `seen` records: then false, and there is something to read.
     /// Afterwards everything new comes by TCP.
     pub fn stop_looking(self, seen: u64) -> bool {
-        let mut word = self.direction.word();
-        loop {
-            if word & !LOOKING != seen {
-                return false;
-            }
-            if word & LOOKING == 0 {
-                return true;
-            }
-            match self.memory().exchange64(self.at(WORD_AT), word, word & !LOOKING) {
-                Ok(()) => return true,
-                Err(now) => word = now,
-            }
+        let word = self.direction.word();
+        // Most often nobody looks.
+        if word & (LOOKING | COUNT) == seen {
+            return true;
         }
+        self.change(|word| (word & COUNT == seen).then_some(word & !LOOKING))
     }
 
     /// Stops looking whatever there is to read.
@@ -229,6 +250,17 @@ impl<'m> Incoming<'m> {
     #[inline]
     pub fn is_closing(self) -> bool {
         self.memory().load32(self.at(CLOSING_AT)) != 0
+    }
+
+    /// Whether urgent bytes were sent.
+    pub fn is_urgent(self) -> bool {
+        self.memory().load32(self.at(CLOSING_AT)) == 2
+    }
+
+    /// Whether bytes may be in TCP that are not counted yet.
+    #[inline]
+    pub fn may_be_sent(self) -> bool {
+        self.memory().load32(self.at(SENDING_AT)) != 0
     }
 
     /// Notes where the reader runs.

@@ -246,14 +246,17 @@ pub(crate) struct Direction<'m> {
 }
 
 // First line: what the reader polls.
-/// *Looking* and the number of records published; both ends change it, by compare-and-swap only.
+/// *Looking*, the number of sleepers and the number of records published; both ends change it, by compare-and-swap
+/// only.
 pub(crate) const WORD_AT: usize = 0;
 /// Bytes that had gone by TCP when the writer last sent some that way.
 pub(crate) const TCP_HINT_AT: usize = 8;
-/// The writer has closed, or shut down: the kernel has something to say.
+/// The kernel has something to say: the writer has closed or shut down (1), or has sent an urgent byte (2).
 pub(crate) const CLOSING_AT: usize = 16;
 /// CPU on which the writer last was, plus one.
 pub(crate) const WRITER_CPU_AT: usize = 20;
+/// Sends by TCP that are under way.
+pub(crate) const SENDING_AT: usize = 24;
 
 // Second line: the reader's.
 /// Records consumed, place of the next, bytes taken of it: one word, so that it is always true as a whole.
@@ -277,6 +280,10 @@ pub(crate) const WRITER_LOCK_AT: usize = 160;
 
 /// Set in [`WORD_AT`] while a reader is looking.
 pub(crate) const LOOKING: u64 = 1 << 63;
+/// One of those in [`WORD_AT`] who sleep in the kernel, or read there without a bound: while there is one, nobody looks.
+pub(crate) const SLEEPER: u64 = 1 << 48;
+/// The number of records in [`WORD_AT`].
+pub(crate) const COUNT: u64 = SLEEPER - 1;
 
 impl Direction<'_> {
     #[inline(always)]
@@ -284,9 +291,8 @@ impl Direction<'_> {
         self.memory.load64(self.control + WORD_AT)
     }
 
-    /// Published and consumed records, as a pair of the low halves.
     pub(crate) fn capacity(self) -> usize {
-        let count = self.word() & !LOOKING;
+        let count = self.word() & COUNT;
         let place = self.memory.load64(self.control + PLACES_AT + 8 * (count & 1) as usize);
         (((place >> 32) as usize) * UNIT).max(CAPACITY_LEAST).min(AREA_BYTES)
     }

@@ -1,9 +1,9 @@
 //! The writing half of a direction.
 
 use crate::layout::{
-    AREA_BYTES, CAPACITY_LEAST, CLOSING_AT, Direction, HEAD_BYTES, KNOWN_AT, LOOKING, LaneRegion, PLACES_AT,
-    PROGRESS_AT, READER_CPU_AT, RECORD_MAX, TCP_HINT_AT, TCP_WRITTEN_AT, UNIT, WORD_AT, WRAP, WRITER_CPU_AT,
-    WRITER_LOCK_AT,
+    AREA_BYTES, CAPACITY_LEAST, CLOSING_AT, COUNT, Direction, HEAD_BYTES, KNOWN_AT, LOOKING, LaneRegion, PLACES_AT,
+    PROGRESS_AT, READER_CPU_AT, RECORD_MAX, SENDING_AT, TCP_HINT_AT, TCP_WRITTEN_AT, UNIT, WORD_AT, WRAP,
+    WRITER_CPU_AT, WRITER_LOCK_AT,
 };
 use crate::progress::Progress;
 use highwire_mem::SharedMemory;
@@ -78,7 +78,7 @@ impl<'m> Outgoing<'m> {
         if word & LOOKING == 0 {
             return Published::NotLooked;
         }
-        let count = word & !LOOKING;
+        let count = word & COUNT;
         let place = Place::of(memory.glance64(self.at(PLACES_AT + 8 * (count & 1) as usize)));
         let found = match self.room(count, place, (HEAD_BYTES + most).div_ceil(UNIT)) {
             Ok(Some(found)) => found,
@@ -105,7 +105,7 @@ impl<'m> Outgoing<'m> {
             match memory.exchange64(self.at(WORD_AT), word, word + 1) {
                 Ok(()) => return Published::Done(len),
                 Err(now) if now & LOOKING == 0 => return Published::NotLooked,
-                Err(now) if now & !LOOKING == count => word = now,
+                Err(now) if now & COUNT == count => word = now,
                 // Only who has the lock publishes.
                 Err(_) => return Published::Lie,
             }
@@ -152,6 +152,18 @@ impl<'m> Outgoing<'m> {
         self.memory().store64(self.at(TCP_HINT_AT), bytes);
     }
 
+    /// A send by TCP begins: who looks asks the kernel, since its bytes may be there before they are counted.
+    #[inline]
+    pub fn begin_tcp(self) {
+        self.memory().add32(self.at(SENDING_AT), 1);
+    }
+
+    /// It has ended, and its bytes were counted.
+    #[inline]
+    pub fn end_tcp(self) {
+        self.memory().add32(self.at(SENDING_AT), u32::MAX);
+    }
+
     /// Counts bytes that went by TCP, and tells a reader who is looking that they are there.
     #[inline]
     pub fn sent_by_tcp(self, bytes: u64) {
@@ -175,7 +187,13 @@ impl<'m> Outgoing<'m> {
 
     /// Tells the reader that the kernel has something to say: the end of the stream, or of the connection.
     pub fn announce_closing(self) {
-        self.memory().store32(self.at(CLOSING_AT), 1);
+        let _ = self.memory().exchange32(self.at(CLOSING_AT), 0, 1);
+    }
+
+    /// Tells the reader that urgent bytes are on their way: nothing more comes by the lane, and what the kernel gives is not
+    /// to be joined to anything.
+    pub fn announce_urgent(self) {
+        self.memory().store32(self.at(CLOSING_AT), 2);
     }
 
     /// Records that the reader has not consumed.

@@ -157,10 +157,10 @@ impl SharedMemory {
         self.0.add64(at, value)
     }
 
-    /// Sets bits of the double word at byte `at` and returns what it was. Panics outside the mapping.
+    /// Adds to the word at byte `at`, which wraps around, and returns what it was. Panics outside the mapping.
     #[inline]
-    pub fn or64(&self, at: usize, bits: u64) -> u64 {
-        self.0.or64(at, bits)
+    pub fn add32(&self, at: usize, value: u32) -> u32 {
+        self.0.add32(at, value)
     }
 
     /// Where the `bytes` from `at` on are, for the kernel to read or write. Panics outside the mapping.

@@ -1,105 +1,324 @@
 //! Epoll sets. What the kernel says of a set is right always; here is added what only the lanes know.
 //!
-//! Each connection remembers the one set that watches it, and how. A set remembers which of its connections have lanes.
-//! A thread about to sleep on a set stops looking at all of them first.
+//! A registration says how a set watches a connection, or another set. A set remembers those of its registrations that
+//! matter here: of connections with lanes, and of sets. A thread about to sleep on a set stops looking at all its
+//! connections first, and at those of the sets in it, and until it wakes nobody looks at them.
 
 use crate::counters::{add, explain};
+use crate::process;
 use crate::raw;
 use crate::spin::{self, Found};
 use crate::table::{self, Slot, flag, set_of, slot_number, slot_of};
 use highwire_lane::counters::{Counter, Reason};
 use highwire_mem::ticks;
-use libc::c_int;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use libc::{c_int, epoll_event};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 const SETS: usize = 64;
 const MEMBERS: usize = 1024;
+const REGISTRATIONS: usize = 8192;
+/// Sets in sets in sets.
+const DEPTH: u32 = 4;
+
+/// How one set watches something.
+struct Registration {
+    used: AtomicU32,
+    /// Set that watches, by its place.
+    set: AtomicU32,
+    /// Slot that is watched, by its place; or a set, with [`NESTED`].
+    target: AtomicU32,
+    descriptor: AtomicI32,
+    events: AtomicU32,
+    data: AtomicU64,
+    /// Records that an edge-triggered watcher was told of.
+    told: AtomicU64,
+    /// Whether a one-shot watcher was told, and not set again.
+    spent: AtomicU32,
+}
+
+const NESTED: u32 = 1 << 31;
 
 struct Set {
     used: AtomicU32,
-    /// Threads that sleep on it.
-    sleepers: AtomicU32,
+    descriptor: AtomicI32,
+    /// Threads that sleep on it, and in the upper half threads that are about to begin to look at one of its members.
+    state: AtomicU32,
     flags: AtomicU32,
-    /// Slots with lanes, plus one; zero for a free place.
+    /// Registrations that matter, plus one; zero for a free place.
     members: [AtomicU32; MEMBERS],
     /// Places that were ever used.
     end: AtomicU32,
+    /// Connections whose watcher wants to know when it may write, by level.
+    writers: AtomicU32,
+    /// Registrations for one time.
+    one_shots: AtomicU32,
     /// When the kernel was last asked, and how often it was not since.
     asked: AtomicU64,
     skipped: AtomicU32,
+    /// Wakes sleepers whom the kernel would not wake, plus one; zero while there is none.
+    bell: AtomicI32,
 }
 
-/// Watched itself, or held by several: only the kernel can say.
+const LOOKER: u32 = 1 << 16;
+const SLEEPERS: u32 = LOOKER - 1;
+/// Held by several processes, or known by several descriptors: only the kernel can say.
 const SPOILT: u32 = 1;
-/// Somebody wants to know when he may write, by level: the kernel is asked each time.
-const WRITERS: u32 = 1 << 1;
 
 static TABLE: [Set; SETS] = [const {
     Set {
         used: AtomicU32::new(0),
-        sleepers: AtomicU32::new(0),
+        descriptor: AtomicI32::new(-1),
+        state: AtomicU32::new(0),
         flags: AtomicU32::new(0),
         members: [const { AtomicU32::new(0) }; MEMBERS],
         end: AtomicU32::new(0),
+        writers: AtomicU32::new(0),
+        one_shots: AtomicU32::new(0),
         asked: AtomicU64::new(0),
         skipped: AtomicU32::new(0),
+        bell: AtomicI32::new(0),
     }
 }; SETS];
 
-const OTHERWISE: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+static WATCHES: [Registration; REGISTRATIONS] = [const {
+    Registration {
+        used: AtomicU32::new(0),
+        set: AtomicU32::new(0),
+        target: AtomicU32::new(0),
+        descriptor: AtomicI32::new(-1),
+        events: AtomicU32::new(0),
+        data: AtomicU64::new(0),
+        told: AtomicU64::new(0),
+        spent: AtomicU32::new(0),
+    }
+}; REGISTRATIONS];
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
+/// What the kernel leaves of a one-shot registration that was told.
+const PRIVATE: u32 = ONE_SHOT | EDGE | libc::EPOLLWAKEUP as u32;
+/// Says that an event is ours.
+const BELL: u64 = u64::from_le_bytes(*b"hw bell\xff");
 /// The kernel is asked at least after so many answers from lanes alone, or so many microseconds.
 const SKIPS_MAX: u32 = 32;
 const SKIPPED_FOR: u64 = 50;
 
-/// Whether somebody may look at a connection as far as the set that watches it is concerned.
-pub(crate) fn may_look(slot: &Slot) -> bool {
-    let Some(set) = (slot.epoll.load(Ordering::SeqCst) as usize).checked_sub(1).and_then(|set| TABLE.get(set)) else {
-        return true;
+/// Runs `look` unless somebody sleeps on a set that watches the connection; nobody can go to sleep meanwhile without
+/// seeing what it did.
+pub(crate) fn with_nobody_asleep(slot: &Slot, look: impl FnOnce() -> bool) {
+    let mut entered = [None; table::WATCHERS];
+    let mut free = true;
+    for (place, registration) in entered.iter_mut().zip(registrations(slot)) {
+        let set = registration.of();
+        let enter = |state: u32| (state & SLEEPERS == 0).then_some(state + LOOKER);
+        free = set.flags.load(Ordering::SeqCst) & SPOILT == 0
+            && set.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok();
+        if !free {
+            break;
+        }
+        *place = Some(set);
+    }
+    if free {
+        look();
+    }
+    entered.iter().flatten().for_each(|set| {
+        set.state.fetch_sub(LOOKER, Ordering::SeqCst);
+    });
+}
+
+fn registrations(slot: &Slot) -> impl Iterator<Item = &'static Registration> {
+    slot.watched.iter().filter_map(|word| WATCHES.get((word.load(Ordering::SeqCst) as usize).checked_sub(1)?))
+}
+
+impl Registration {
+    fn of(&self) -> &'static Set {
+        &TABLE[self.set.load(Ordering::SeqCst) as usize % SETS]
+    }
+
+    fn number(&self) -> u32 {
+        ((std::ptr::from_ref(self).addr() - WATCHES.as_ptr().addr()) / size_of::<Registration>()) as u32 + 1
+    }
+
+    fn slot(&self) -> Option<&'static Slot> {
+        let target = self.target.load(Ordering::Relaxed);
+        if target & NESTED == 0 { slot_number(target as usize) } else { None }
+    }
+
+    fn inner(&self) -> Option<&'static Set> {
+        let target = self.target.load(Ordering::Relaxed);
+        if target & NESTED == 0 { None } else { TABLE.get((target & !NESTED) as usize) }
+    }
+
+    fn free(&self) {
+        let set = self.of();
+        let events = self.events.swap(0, Ordering::SeqCst);
+        count(set, events, 0);
+        let number = self.number();
+        if let Some(member) = set.members[..set.end()].iter().find(|member| member.load(Ordering::SeqCst) == number) {
+            member.store(0, Ordering::SeqCst);
+        }
+        self.used.store(0, Ordering::SeqCst);
+    }
+
+    /// What there is to tell, of what the kernel does not know. Telling it is left to [`Registration::tell`].
+    #[inline]
+    fn ready(&self) -> u32 {
+        let events = self.events.load(Ordering::Relaxed);
+        if self.spent.load(Ordering::Relaxed) != 0 {
+            return 0;
+        }
+        let Some(slot) = self.slot() else {
+            return if self.inner().is_some_and(|set| set.has_news(DEPTH)) { events & IN } else { 0 };
+        };
+        let Some(end) = slot.end() else { return 0 };
+        let mut found = 0;
+        // What does not fit into the lane is refused when it is tried, and then asked of the kernel.
+        let writes = wants_to_write(events) && !slot.has(flag::NOT_WRITING | flag::REFUSED);
+        if writes && end.outgoing.is_looked_at() {
+            found |= OUT;
+        }
+        if events & IN != 0 && end.incoming.has_records() {
+            if events & EDGE == 0 {
+                found |= events & IN;
+            } else if self.told.load(Ordering::Relaxed) != end.incoming.published() {
+                // An edge tells everything that is so; a connection that cannot be written is seen when it is tried.
+                found |= events & (IN | OUT);
+            }
+        }
+        found
+    }
+
+    fn tell(&self, found: u32) {
+        let events = self.events.load(Ordering::Relaxed);
+        if found & IN != 0
+            && let Some(end) = self.slot().and_then(Slot::end)
+        {
+            self.told.store(end.incoming.published(), Ordering::Relaxed);
+        }
+        if events & ONE_SHOT != 0 && self.spent.swap(1, Ordering::SeqCst) == 0 {
+            let event = epoll_event { events: events & PRIVATE, u64: self.data.load(Ordering::Relaxed) };
+            let fd = self.descriptor.load(Ordering::Relaxed);
+            let _ = raw::epoll_control(self.of().descriptor.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, fd, event);
+        }
+    }
+}
+
+/// By level: one that waits for an edge is told of it with the next thing that is read, or by the kernel.
+fn wants_to_write(events: u32) -> bool {
+    events & OUT != 0 && events & EDGE == 0
+}
+
+fn count(set: &Set, before: u32, after: u32) {
+    let change = |word: &AtomicU32, before: bool, after: bool| match (before, after) {
+        (false, true) => _ = word.fetch_add(1, Ordering::SeqCst),
+        (true, false) => _ = word.fetch_sub(1, Ordering::SeqCst),
+        _ => {}
     };
-    set.sleepers.load(Ordering::SeqCst) == 0 && set.flags.load(Ordering::SeqCst) & SPOILT == 0
+    change(&set.writers, wants_to_write(before), wants_to_write(after));
+    change(&set.one_shots, before & ONE_SHOT != 0, after & ONE_SHOT != 0);
 }
 
 /// The kernel has changed a set.
-pub(crate) fn control(set: c_int, operation: c_int, fd: c_int, event: Option<libc::epoll_event>) {
-    if let Some(inner) = set_of(fd) {
-        // It is watched itself: whoever sleeps on the outer one sleeps on the inner one.
-        spoil(inner);
+pub(crate) fn control(set: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) {
+    let slot = slot_of(fd);
+    let inner = set_of(fd);
+    if slot.is_none() && inner.is_none() {
         return;
     }
-    let Some(slot) = slot_of(fd) else { return };
     let Some(index) = set_of(set).or_else(|| make(set)) else {
-        watch_otherwise(slot);
+        slot.into_iter().for_each(watch_otherwise);
+        inner.into_iter().for_each(spoil);
         return;
     };
-    let watched = slot.epoll.load(Ordering::SeqCst);
-    match (operation, event) {
-        (libc::EPOLL_CTL_DEL, _) => {
-            if watched == index as u32 + 1 {
-                unwatch(slot);
+    let target = match (slot, inner) {
+        (Some(slot), _) => slot.index() as u32,
+        (None, inner) => inner.unwrap_or(0) as u32 | NESTED,
+    };
+    let matches = |registration: &&Registration| {
+        registration.used.load(Ordering::SeqCst) != 0
+            && registration.set.load(Ordering::SeqCst) == index as u32
+            && registration.target.load(Ordering::SeqCst) == target
+            && registration.descriptor.load(Ordering::SeqCst) == fd
+    };
+    let end = (NEXT.load(Ordering::SeqCst) as usize).min(REGISTRATIONS);
+    let known = match slot {
+        Some(slot) => registrations(slot).find(matches),
+        None => WATCHES[..end].iter().find(matches),
+    };
+    if operation == libc::EPOLL_CTL_DEL {
+        if let Some(registration) = known {
+            if let Some(slot) = slot {
+                forget_watcher(slot, registration.number());
             }
+            registration.free();
         }
-        (_, Some(event)) => {
-            let several = slot.descriptors.load(Ordering::SeqCst) > 1;
-            if watched != 0 && watched != index as u32 + 1 || event.events & OTHERWISE != 0 || several {
-                watch_otherwise(slot);
-            }
-            slot.epoll_events.store(event.events, Ordering::SeqCst);
-            slot.epoll_data.store(event.u64, Ordering::SeqCst);
-            // A change tells an edge-triggered watcher again of what is there.
-            slot.epoll_told.store(u64::MAX, Ordering::SeqCst);
-            slot.epoll.store(index as u32 + 1, Ordering::SeqCst);
-            if event.events & OUT != 0 && event.events & EDGE == 0 {
-                TABLE[index].flags.fetch_or(WRITERS, Ordering::SeqCst);
-            }
-            if slot.end().is_some() {
-                note_lane(slot);
-            }
-        }
-        _ => {}
+        return;
     }
+    let Some(event) = event else { return };
+    let Some(registration) = known.or_else(|| register(slot, index, target, fd)) else {
+        slot.into_iter().for_each(watch_otherwise);
+        inner.into_iter().for_each(spoil);
+        return;
+    };
+    count(&TABLE[index], registration.events.swap(event.events, Ordering::SeqCst), event.events);
+    registration.data.store(event.u64, Ordering::SeqCst);
+    // A change tells an edge-triggered or one-shot watcher again of what is there.
+    registration.told.store(u64::MAX, Ordering::SeqCst);
+    registration.spent.store(0, Ordering::SeqCst);
+    if slot.is_none_or(|slot| slot.end().is_some()) {
+        join(&TABLE[index], registration);
+    }
+    if registration.ready() & IN != 0 {
+        TABLE[index].ring();
+    }
+}
+
+fn register(slot: Option<&Slot>, set: usize, target: u32, fd: c_int) -> Option<&'static Registration> {
+    let begin = NEXT.load(Ordering::SeqCst) as usize;
+    let registration = (0..REGISTRATIONS)
+        .map(|step| &WATCHES[(begin + step) % REGISTRATIONS])
+        .find(|registration| registration.used.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok())?;
+    NEXT.store(registration.number() % REGISTRATIONS as u32, Ordering::SeqCst);
+    registration.set.store(set as u32, Ordering::SeqCst);
+    registration.target.store(target, Ordering::SeqCst);
+    registration.descriptor.store(fd, Ordering::SeqCst);
+    registration.events.store(0, Ordering::SeqCst);
+    if let Some(slot) = slot {
+        let number = registration.number();
+        let noted = slot
+            .watched
+            .iter()
+            .any(|word| word.compare_exchange(0, number, Ordering::SeqCst, Ordering::Relaxed).is_ok());
+        if !noted {
+            registration.used.store(0, Ordering::SeqCst);
+            return None;
+        }
+    }
+    Some(registration)
+}
+
+/// Adds a registration to those that its set looks at.
+fn join(set: &Set, registration: &Registration) {
+    let number = registration.number();
+    if set.members[..set.end()].iter().any(|member| member.load(Ordering::SeqCst) == number) {
+        return;
+    }
+    for (place, member) in set.members.iter().enumerate() {
+        if member.compare_exchange(0, number, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            set.end.fetch_max(place as u32 + 1, Ordering::SeqCst);
+            return;
+        }
+    }
+    registration.slot().into_iter().for_each(watch_otherwise);
+    registration.inner().into_iter().for_each(Set::spoil);
+}
+
+/// A connection that is watched has a lane now.
+pub(crate) fn note_lane(slot: &Slot) {
+    registrations(slot).for_each(|registration| join(registration.of(), registration));
 }
 
 fn watch_otherwise(slot: &Slot) {
@@ -110,13 +329,26 @@ fn watch_otherwise(slot: &Slot) {
     }
 }
 
+fn forget_watcher(slot: &Slot, number: u32) {
+    for word in &slot.watched {
+        let _ = word.compare_exchange(number, 0, Ordering::SeqCst, Ordering::Relaxed);
+    }
+}
+
+/// A connection is closed.
+pub(crate) fn unwatch_all(slot: &Slot) {
+    registrations(slot).for_each(Registration::free);
+    slot.watched.iter().for_each(|word| word.store(0, Ordering::SeqCst));
+}
+
 fn make(fd: c_int) -> Option<usize> {
-    let index =
-        TABLE.iter().position(|set| set.used.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok())?;
+    let take = |set: &Set| set.used.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+    let index = TABLE.iter().position(take)?;
     let set = &TABLE[index];
-    set.sleepers.store(0, Ordering::SeqCst);
-    set.flags.store(0, Ordering::SeqCst);
-    set.end.store(0, Ordering::SeqCst);
+    for word in [&set.state, &set.flags, &set.end, &set.writers, &set.one_shots] {
+        word.store(0, Ordering::SeqCst);
+    }
+    set.descriptor.store(fd, Ordering::SeqCst);
     table::make_set(fd, index);
     Some(index)
 }
@@ -124,138 +356,242 @@ fn make(fd: c_int) -> Option<usize> {
 /// The set is closed.
 pub(crate) fn remove_set(index: usize) {
     let Some(set) = TABLE.get(index) else { return };
-    for slot in table::slots().filter(|slot| slot.epoll.load(Ordering::SeqCst) == index as u32 + 1) {
-        slot.epoll.store(0, Ordering::SeqCst);
+    let concerns = |registration: &&Registration| {
+        let own = registration.set.load(Ordering::SeqCst) == index as u32;
+        registration.used.load(Ordering::SeqCst) != 0
+            && (own || registration.target.load(Ordering::SeqCst) == index as u32 | NESTED)
+    };
+    for registration in WATCHES.iter().filter(concerns) {
+        if let Some(slot) = registration.slot() {
+            forget_watcher(slot, registration.number());
+        }
+        registration.free();
     }
-    for member in &set.members[..set.end.load(Ordering::SeqCst) as usize] {
-        member.store(0, Ordering::SeqCst);
+    let bell = set.bell.swap(0, Ordering::SeqCst);
+    if bell > 0 && !process::is_sandboxed() {
+        raw::close(bell - 1);
     }
     set.used.store(0, Ordering::SeqCst);
 }
 
 /// Only the kernel can say what is ready in it.
 pub(crate) fn spoil(index: usize) {
-    let Some(set) = TABLE.get(index) else { return };
-    set.flags.fetch_or(SPOILT, Ordering::SeqCst);
-    for slot in members(set) {
-        explain(slot, Reason::Epoll);
-        if let Some(end) = slot.end() {
-            end.incoming.turn_away();
-        }
-    }
+    TABLE.get(index).into_iter().for_each(Set::spoil);
 }
 
 /// In a forked child: all sets are the parent's too.
 pub(crate) fn share_all() {
-    for (index, set) in TABLE.iter().enumerate() {
-        set.sleepers.store(0, Ordering::SeqCst);
-        if set.used.load(Ordering::SeqCst) != 0 {
-            spoil(index);
-        }
+    for set in TABLE.iter().filter(|set| set.used.load(Ordering::SeqCst) != 0) {
+        set.state.store(0, Ordering::SeqCst);
+        set.spoil();
     }
 }
 
-/// A connection is not watched any more.
-pub(crate) fn unwatch(slot: &Slot) {
-    let Some(index) = (slot.epoll.swap(0, Ordering::SeqCst) as usize).checked_sub(1) else { return };
-    let Some(set) = TABLE.get(index) else { return };
-    let number = slot.index() as u32 + 1;
-    for member in &set.members[..set.end.load(Ordering::SeqCst) as usize] {
-        if member.compare_exchange(number, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            break;
-        }
+impl Set {
+    #[inline]
+    fn end(&self) -> usize {
+        (self.end.load(Ordering::Acquire) as usize).min(MEMBERS)
     }
-}
 
-/// A watched connection has a lane now.
-pub(crate) fn note_lane(slot: &Slot) {
-    let Some(index) = (slot.epoll.load(Ordering::SeqCst) as usize).checked_sub(1) else { return };
-    let Some(set) = TABLE.get(index) else { return };
-    let number = slot.index() as u32 + 1;
-    let end = set.end.load(Ordering::SeqCst) as usize;
-    if set.members[..end].iter().any(|member| member.load(Ordering::SeqCst) == number) {
-        return;
+    #[inline]
+    fn members(&self) -> impl Iterator<Item = &'static Registration> {
+        self.members[..self.end()]
+            .iter()
+            .filter_map(|member| WATCHES.get((member.load(Ordering::Acquire) as usize).checked_sub(1)?))
     }
-    for (place, member) in set.members.iter().enumerate() {
-        if member.compare_exchange(0, number, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            set.end.fetch_max(place as u32 + 1, Ordering::SeqCst);
-            return;
-        }
-    }
-    watch_otherwise(slot);
-}
 
-fn members(set: &Set) -> impl Iterator<Item = &'static Slot> {
-    let end = (set.end.load(Ordering::Acquire) as usize).min(MEMBERS);
-    set.members[..end]
-        .iter()
-        .filter_map(|member| slot_number((member.load(Ordering::Acquire) as usize).checked_sub(1)?))
-}
-
-/// Whether a connection is to be told to its watcher, and as what.
-#[inline]
-fn ready(slot: &Slot) -> Option<u32> {
-    let incoming = slot.end()?.incoming;
-    let events = slot.epoll_events.load(Ordering::Relaxed);
-    if events & IN == 0 || !incoming.has_records() {
-        return None;
-    }
-    let published = incoming.published();
-    if events & EDGE != 0 {
-        if slot.epoll_told.load(Ordering::Relaxed) == published {
-            return None;
-        }
-        slot.epoll_told.store(published, Ordering::Relaxed);
-    }
-    // An edge tells everything that is so; a connection that may not be written is seen when it is tried.
-    let out = if events & EDGE != 0 { events & OUT } else { 0 };
-    Some(events & IN | out)
-}
-
-fn collect(set: &Set, events: &mut [libc::epoll_event]) -> usize {
-    let mut used = 0;
-    for slot in members(set) {
-        if used == events.len() {
-            break;
-        }
-        if let Some(found) = ready(slot) {
-            events[used] = libc::epoll_event { events: found, u64: slot.epoll_data.load(Ordering::Relaxed) };
-            used += 1;
-        }
-    }
-    used
-}
-
-/// True if some connection of the set has something to tell.
-fn any(set: &Set) -> bool {
-    members(set).any(|slot| {
-        slot.end().is_some_and(|end| {
-            let looking = end.incoming.is_looking();
-            let news = end.incoming.has_records() || looking && (end.incoming.has_news() || end.incoming.is_closing());
-            news && (slot.epoll_events.load(Ordering::Relaxed) & EDGE == 0
-                || slot.epoll_told.load(Ordering::Relaxed) != end.incoming.published())
-        })
-    })
-}
-
-/// Adds what the kernel says to what the lanes said.
-fn merge(fd: c_int, set: &Set, events: &mut [libc::epoll_event], used: usize) -> usize {
-    set.asked.store(ticks(), Ordering::Relaxed);
-    set.skipped.store(0, Ordering::Relaxed);
-    let Ok(more) = raw::epoll(fd, &mut events[used..]) else { return used };
-    let mut end = used;
-    for index in used..used + more {
-        let event = events[index];
-        let data = event.u64;
-        match events[..used].iter_mut().find(|earlier| ({ earlier.u64 }) == data) {
-            Some(earlier) => earlier.events |= event.events,
-            None => {
-                events[end] = event;
-                end += 1;
+    fn spoil(&self) {
+        self.flags.fetch_or(SPOILT, Ordering::SeqCst);
+        for slot in self.members().filter_map(Registration::slot) {
+            explain(slot, Reason::Epoll);
+            if let Some(end) = slot.end() {
+                end.incoming.turn_away();
             }
         }
     }
-    end
+
+    /// Whether some member has something to tell.
+    fn has_news(&self, depth: u32) -> bool {
+        depth > 0
+            && self.members().any(|registration| match registration.inner() {
+                Some(inner) => registration.events.load(Ordering::Relaxed) & IN != 0 && inner.has_news(depth - 1),
+                None => registration.ready() != 0,
+            })
+    }
+
+    /// True if it is worth to ask: a member has something to tell, or the kernel may have of one that is looked at.
+    fn stirs(&self) -> bool {
+        self.members().any(|registration| {
+            if registration.ready() != 0 {
+                return true;
+            }
+            let Some(end) = registration.slot().and_then(Slot::end) else { return false };
+            let incoming = end.incoming;
+            incoming.is_looking() && !incoming.has_records() && (incoming.has_news() || incoming.is_closing())
+        })
+    }
+
+    fn collect(&self, events: &mut [epoll_event]) -> usize {
+        let mut used = 0;
+        for registration in self.members() {
+            if used == events.len() {
+                break;
+            }
+            let found = registration.ready();
+            if found != 0 {
+                registration.tell(found);
+                events[used] = epoll_event { events: found, u64: registration.data.load(Ordering::Relaxed) };
+                used += 1;
+            }
+        }
+        used
+    }
+
+    /// Adds what the kernel says to what the lanes said.
+    fn merge(&self, fd: c_int, events: &mut [epoll_event], used: usize) -> usize {
+        if process::is_sandboxed() {
+            return used;
+        }
+        self.asked.store(ticks(), Ordering::Relaxed);
+        self.skipped.store(0, Ordering::Relaxed);
+        let Ok(more) = raw::epoll(fd, &mut events[used..]) else { return used };
+        let more = self.review(&mut events[used..used + more]);
+        let mut end = used;
+        for index in used..used + more {
+            let event = events[index];
+            let data = event.u64;
+            match events[..used].iter_mut().find(|earlier| ({ earlier.u64 }) == data) {
+                Some(earlier) => earlier.events |= event.events,
+                None => {
+                    events[end] = event;
+                    end += 1;
+                }
+            }
+        }
+        end
+    }
+
+    /// What the kernel told, without what is ours; one-shot registrations among it are spent.
+    fn review(&self, events: &mut [epoll_event]) -> usize {
+        if self.bell.load(Ordering::Relaxed) == 0 && self.one_shots.load(Ordering::Relaxed) == 0 {
+            return events.len();
+        }
+        let mut end = 0;
+        for index in 0..events.len() {
+            let event = events[index];
+            let data = event.u64;
+            if data == BELL {
+                self.quiet_bell();
+                continue;
+            }
+            let spent = |registration: &&Registration| {
+                registration.data.load(Ordering::Relaxed) == data
+                    && registration.events.load(Ordering::Relaxed) & ONE_SHOT != 0
+            };
+            if let Some(registration) = self.members().find(spent) {
+                registration.spent.store(1, Ordering::SeqCst);
+            }
+            events[end] = event;
+            end += 1;
+        }
+        end
+    }
+
+    /// Wakes those who sleep on it: there is something that the kernel does not know of.
+    fn ring(&self) {
+        if self.state.load(Ordering::SeqCst) & SLEEPERS == 0 || process::is_sandboxed() {
+            return;
+        }
+        if self.bell.load(Ordering::SeqCst) == 0
+            && let Ok(bell) = raw::event()
+        {
+            let event = epoll_event { events: libc::EPOLLIN as u32, u64: BELL };
+            let set = self.descriptor.load(Ordering::SeqCst);
+            if raw::epoll_control(set, libc::EPOLL_CTL_ADD, bell, event).is_err()
+                || self.bell.compare_exchange(0, bell + 1, Ordering::SeqCst, Ordering::Relaxed).is_err()
+            {
+                raw::close(bell);
+            }
+        }
+        let bell = self.bell.load(Ordering::SeqCst);
+        if bell > 0 {
+            let _ = raw::write(bell - 1, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn quiet_bell(&self) {
+        let bell = self.bell.load(Ordering::SeqCst);
+        if bell > 0 {
+            raw::read_word(bell - 1);
+        }
+    }
+
+    /// Stops looking at everything in it, for who goes to sleep on it. False if there is something to tell first.
+    fn sleep(&self, depth: u32) -> bool {
+        self.state.fetch_add(1, Ordering::SeqCst);
+        // Whoever was about to look has looked; one that does not come back was interrupted by us.
+        let mut looks = 0;
+        while self.state.load(Ordering::SeqCst) >= LOOKER && looks < 1000 {
+            looks += 1;
+            highwire_mem::pause();
+        }
+        let mut entered = 0;
+        let asleep = self.members().all(|registration| match registration.inner() {
+            Some(inner) if depth > 0 => {
+                entered += 1;
+                inner.sleep(depth - 1)
+            }
+            Some(_) => true,
+            None => stop_looking(registration),
+        });
+        if !asleep {
+            // Those that were entered, in the same order.
+            self.members().filter_map(Registration::inner).take(entered).for_each(|inner| inner.wake(depth - 1));
+            self.state.fetch_sub(1, Ordering::SeqCst);
+        }
+        asleep
+    }
+
+    fn wake(&self, depth: u32) {
+        let less = |state: u32| (state & SLEEPERS != 0).then(|| state - 1);
+        let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        for registration in self.members() {
+            match registration.inner() {
+                Some(inner) if depth > 0 => inner.wake(depth - 1),
+                Some(_) => {}
+                None => look_again(registration),
+            }
+        }
+    }
+}
+
+/// Stops looking at a connection, unless there is something to tell of it.
+fn stop_looking(registration: &Registration) -> bool {
+    let Some(slot) = registration.slot() else { return true };
+    let Some(end) = slot.end() else { return true };
+    let seen = end.incoming.published();
+    if registration.ready() & IN != 0 {
+        return false;
+    }
+    if !end.incoming.is_looking() {
+        return end.incoming.stop_looking(seen);
+    }
+    add(slot, Counter::Sleeps, 1);
+    let stopped = end.incoming.stop_looking(seen);
+    if stopped && slot.slept_at.swap(seen, Ordering::Relaxed) != seen {
+        slot.set(flag::LOOK_AGAIN);
+    }
+    stopped
+}
+
+/// Who was busy before the sleep is expected to be busy after it.
+fn look_again(registration: &Registration) {
+    if let Some(slot) = registration.slot().filter(|slot| slot.has(flag::LOOK_AGAIN)) {
+        slot.unset(flag::LOOK_AGAIN);
+        if let Some(end) = slot.end() {
+            crate::receive::look_if_allowed(slot, end);
+        }
+    }
 }
 
 /// What is to be done about a wait.
@@ -269,75 +605,66 @@ pub(crate) enum Wait {
 }
 
 /// Decides a wait.
-pub(crate) fn wait(fd: c_int, events: &mut [libc::epoll_event], timeout: i64) -> Wait {
-    crate::process::notice_fork();
+pub(crate) fn wait(fd: c_int, events: &mut [epoll_event], timeout: i64) -> Wait {
+    process::notice_fork();
     let Some(set) = set_of(fd).and_then(|index| TABLE.get(index)) else { return Wait::Ask };
-    if set.end.load(Ordering::Acquire) == 0 || set.flags.load(Ordering::Acquire) & SPOILT != 0 {
-        set.sleepers.fetch_add(1, Ordering::SeqCst);
-        return Wait::Sleep;
+    if set.end() == 0 {
+        set.state.fetch_add(1, Ordering::SeqCst);
+        if set.end() == 0 {
+            return Wait::Sleep;
+        }
+        set.state.fetch_sub(1, Ordering::SeqCst);
     }
     loop {
-        let used = collect(set, events);
+        let used = set.collect(events);
         if used > 0 {
             let skipped = set.skipped.load(Ordering::Relaxed) + 1;
             set.skipped.store(skipped, Ordering::Relaxed);
             let long = ticks().wrapping_sub(set.asked.load(Ordering::Relaxed)) > spin::microseconds(SKIPPED_FOR);
-            if used < events.len() && (skipped > SKIPS_MAX || long || set.flags.load(Ordering::Relaxed) & WRITERS != 0)
-            {
-                return Wait::Ready(merge(fd, set, events, used));
+            if used < events.len() && (timeout == 0 || skipped > SKIPS_MAX || long) {
+                return Wait::Ready(set.merge(fd, events, used));
             }
             return Wait::Ready(used);
         }
         if timeout == 0 {
             return Wait::Ask;
         }
-        let looked_at = members(set).find(|slot| slot.end().is_some_and(|end| end.incoming.is_looking()));
-        if let Some(slot) = looked_at
-            && spin::may_spin(slot.end().and_then(|end| end.incoming.writer_cpu()))
-        {
-            let mut told = 0;
-            let found = spin::spin(
-                slot,
-                timeout,
-                || any(set),
-                || {
-                    told = merge(fd, set, events, 0);
-                    told > 0
-                },
-            );
+        // Somebody may be able to write, as the kernel knows.
+        if set.writers.load(Ordering::Relaxed) > 0 {
+            let told = set.merge(fd, events, 0);
             if told > 0 {
                 return Wait::Ready(told);
             }
-            if found == Found::Something {
-                let used = collect(set, events);
-                let used = if used == 0 { merge(fd, set, events, 0) } else { used };
-                if used > 0 {
-                    return Wait::Ready(used);
-                }
-            }
         }
-        // About to sleep.
-        set.sleepers.fetch_add(1, Ordering::SeqCst);
-        if members(set).all(stop_looking) {
+        let told = spin_on(set, fd, events, timeout);
+        if told > 0 {
+            return Wait::Ready(told);
+        }
+        if set.sleep(DEPTH) {
             return Wait::Sleep;
         }
-        set.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Stops looking at a connection, unless there is something to tell of it.
-fn stop_looking(slot: &'static Slot) -> bool {
-    let Some(end) = slot.end() else { return true };
-    let seen = end.incoming.published();
-    let events = slot.epoll_events.load(Ordering::Relaxed);
-    let told = events & EDGE != 0 && slot.epoll_told.load(Ordering::Relaxed) == seen;
-    if events & IN != 0 && end.incoming.has_records() && !told {
-        return false;
+fn spin_on(set: &Set, fd: c_int, events: &mut [epoll_event], timeout: i64) -> usize {
+    let looked_at = |slot: &&Slot| slot.end().is_some_and(|end| end.incoming.is_looking());
+    let Some(slot) = set.members().filter_map(Registration::slot).find(looked_at) else { return 0 };
+    if !spin::may_spin(slot.end().and_then(|end| end.incoming.writer_cpu())) {
+        return 0;
     }
-    if end.incoming.is_looking() {
-        add(slot, Counter::Sleeps, 1);
+    let mut told = 0;
+    let beside = || {
+        told = set.merge(fd, events, 0);
+        told > 0
+    };
+    let found = spin::spin(slot, timeout, || set.stirs(), beside);
+    if told == 0 && found == Found::Something {
+        told = set.collect(events);
+        if told == 0 {
+            told = set.merge(fd, events, 0);
+        }
     }
-    end.incoming.stop_looking(seen)
+    told
 }
 
 /// The set that a descriptor stands for, for [`waited`].
@@ -345,9 +672,24 @@ pub(crate) fn number(fd: c_int) -> u32 {
     set_of(fd).map_or(0, |index| index as u32 + 1)
 }
 
-/// The wait is over.
-pub(crate) fn waited(number: u32) {
-    if let Some(set) = (number as usize).checked_sub(1).and_then(|index| TABLE.get(index)) {
-        let _ = set.sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |sleepers| sleepers.checked_sub(1));
-    }
+/// The wait is over, and the kernel told this; what is left of it is the program's.
+pub(crate) fn waited(number: u32, events: &mut [epoll_event]) -> usize {
+    let Some(set) = (number as usize).checked_sub(1).and_then(|index| TABLE.get(index)) else { return events.len() };
+    set.wake(DEPTH);
+    set.review(events)
+}
+
+/// For who polls a set: whether it has something to tell that the kernel does not know of.
+pub(crate) fn is_ready(index: usize) -> bool {
+    TABLE.get(index).is_some_and(|set| set.has_news(DEPTH))
+}
+
+/// For who sleeps by polling a set. False if there is something to tell first.
+pub(crate) fn sleep_on(index: usize) -> bool {
+    TABLE.get(index).is_none_or(|set| set.sleep(DEPTH))
+}
+
+/// That sleep is over.
+pub(crate) fn wake_from(index: usize) {
+    TABLE.get(index).into_iter().for_each(|set| set.wake(DEPTH));
 }

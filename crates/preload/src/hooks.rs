@@ -130,9 +130,18 @@ fn maybe_socket(fd: c_int) {
     if process::is_sandboxed() || process::is_foreign() {
         return;
     }
-    if raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP) {
-        let nonblocking = raw::file_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0);
-        table::add(fd, nonblocking);
+    match raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) {
+        Ok(libc::IPPROTO_TCP) => {
+            let nonblocking = raw::file_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0);
+            table::add(fd, nonblocking);
+            // Whoever had it before may have left something in a lane.
+            if let Some(slot) = slot_of(fd) {
+                pair::ask_at_once(slot);
+            }
+        }
+        // Not open: it may become anything.
+        Err(libc::EBADF) => {}
+        _ => table::forget(fd),
     }
 }
 
@@ -215,9 +224,9 @@ unsafe extern "C" fn hw_send(
 /// # Safety
 /// `plan` is the shim's.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hw_sent(plan: *const Plan, result: ssize_t, flags: c_int) {
+unsafe extern "C" fn hw_sent(plan: *const Plan, result: ssize_t, flags: c_int, error: c_int) {
     // SAFETY: on the shim's stack.
-    send::sent(unsafe { &*plan }, result, flags);
+    send::sent(unsafe { &*plan }, result, flags, error);
 }
 
 /// # Safety
@@ -241,7 +250,11 @@ unsafe extern "C" fn hw_splice_out(fd: c_int, plan: *mut Plan, to: c_int, count:
     plan.limit = count;
     let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
     plan.of(slot);
-    if let Some(end) = slot.end() {
+    let Some(end) = slot.end() else {
+        slot.enter_kernel();
+        return Verdict::Kernel;
+    };
+    {
         end.incoming.turn_away();
         match end.incoming.next() {
             Next::Record(record) => {
@@ -258,7 +271,7 @@ unsafe extern "C" fn hw_splice_out(fd: c_int, plan: *mut Plan, to: c_int, count:
             Next::Nothing | Next::Lie => {}
         }
     }
-    receive::to_kernel(slot)
+    receive::to_kernel_asleep(slot, end)
 }
 
 /// The shim's `struct inside`.
@@ -272,6 +285,7 @@ struct Inside {
 
 const RECEIVING: u32 = 1;
 const SENDING: u32 = 2;
+const WAITING: u32 = 3;
 const WAITING_EPOLL: u32 = 4;
 
 /// A call was torn away, by cancellation or a jump: what it would have done when it came back.
@@ -282,21 +296,24 @@ const WAITING_EPOLL: u32 = 4;
 unsafe extern "C" fn hw_abandoned(inside: *const Inside) {
     // SAFETY: on the shim's stack.
     let inside = unsafe { &*inside };
-    if inside.kind == WAITING_EPOLL {
-        epoll::waited(inside.slot);
-        return;
+    match inside.kind {
+        WAITING => return wait::wake_up(),
+        WAITING_EPOLL => {
+            epoll::waited(inside.slot, &mut []);
+            return;
+        }
+        _ => {}
     }
     let Some(slot) = table::slot_at(inside.slot, inside.generation) else { return };
     match inside.kind {
         RECEIVING => {
-            slot.sleepers.fetch_sub(1, Ordering::SeqCst);
-            slot.leave_kernel();
             slot.set(flag::UNSURE);
-        }
-        SENDING => {
+            if let Some(end) = slot.end() {
+                end.incoming.wake();
+            }
             slot.leave_kernel();
-            slot.set(flag::UNSURE);
         }
+        SENDING => send::abandoned(slot),
         _ => {}
     }
 }
@@ -370,6 +387,12 @@ extern "C" fn hw_is_combining(fd: c_int) -> c_int {
     slot_of(fd).is_some_and(|slot| slot.has(flag::COMBINING)).into()
 }
 
+/// Whether the next byte of a connection is in the lane.
+#[unsafe(no_mangle)]
+extern "C" fn hw_is_before_mark(fd: c_int) -> c_int {
+    slot_of(fd).and_then(Slot::end).is_some_and(|end| end.incoming.has_records()).into()
+}
+
 /// Bytes of a connection that wait in the lane.
 #[unsafe(no_mangle)]
 extern "C" fn hw_unread(fd: c_int) -> size_t {
@@ -386,12 +409,9 @@ unsafe extern "C" fn hw_poll(list: *mut pollfd, count: nfds_t, timeout: i64, sle
     wait::poll(list, timeout, sleeping)
 }
 
-/// # Safety
-/// As for `poll`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hw_polled(list: *const pollfd, count: nfds_t, _sleeping: c_int) {
-    // SAFETY: by the contract of the system call.
-    wait::polled(unsafe { std::slice::from_raw_parts(list, count as usize) });
+extern "C" fn hw_polled() {
+    wait::wake_up();
 }
 
 /// # Safety
@@ -428,11 +448,17 @@ unsafe extern "C" fn hw_epoll_wait(
 }
 
 /// # Safety
-/// `plan` is the shim's.
+/// `plan` is the shim's, `events` what the kernel has written.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hw_epoll_waited(plan: *const Plan) {
-    // SAFETY: on the shim's stack.
-    epoll::waited(unsafe { &*plan }.slot);
+unsafe extern "C" fn hw_epoll_waited(plan: *const Plan, events: *mut libc::epoll_event, count: c_int) -> c_int {
+    let Ok(known) = usize::try_from(count) else {
+        // SAFETY: on the shim's stack.
+        epoll::waited(unsafe { &*plan }.slot, &mut []);
+        return count;
+    };
+    // SAFETY: the plan is on the shim's stack; the kernel has written so many events.
+    let (plan, events) = unsafe { (&*plan, std::slice::from_raw_parts_mut(events, known)) };
+    epoll::waited(plan.slot, events) as c_int
 }
 
 #[unsafe(no_mangle)]
@@ -477,7 +503,7 @@ extern "C" fn hw_ring_made() {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_receives_descriptors(message: *const msghdr) {
     // SAFETY: by the contract.
-    unsafe { each_descriptor(message, table::forget) };
+    unsafe { each_descriptor(message, table::unknown) };
 }
 
 /// Connections that are handed to somebody else: nobody looks, until one holder is left.
@@ -488,8 +514,9 @@ unsafe extern "C" fn hw_receives_descriptors(message: *const msghdr) {
 unsafe extern "C" fn hw_passes_descriptors(message: *const msghdr) {
     let pass = |fd| {
         if let Some(slot) = slot_of(fd) {
-            // Whoever receives it cannot be known.
+            // Whoever receives it cannot be known; what is in the lane is its to read.
             slot.make_plain(Reason::Shared);
+            slot.set(flag::INHERITED);
         }
     };
     // SAFETY: by the contract.

@@ -43,9 +43,8 @@ pub(crate) fn is_sandboxed() -> bool {
 
 pub(crate) fn enter_sandbox() {
     SANDBOXED.store(true, Ordering::Relaxed);
-    for slot in table::slots().filter(|slot| slot.end().is_none()) {
-        counters::explain(slot, Reason::Sandbox);
-    }
+    // What is in the lanes is still read first; everything else is the program's own calls.
+    table::slots().for_each(|slot| slot.make_plain(Reason::Sandbox));
 }
 
 /// Whether the program uses io_uring, whose reads nobody sees.
@@ -178,6 +177,9 @@ pub(crate) fn is_alone(slot: &Slot, fd: i32) -> bool {
     }
     alone && !is_sandboxed() && holders.add(number()) && {
         slot.unset(flag::SHARED | flag::INHERITED);
+        if slot.quiet().is_some() {
+            end.incoming.forget_sleepers();
+        }
         adopt_counts(slot, fd)
     }
 }

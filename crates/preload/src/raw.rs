@@ -99,6 +99,49 @@ pub(crate) fn has_nothing(fd: c_int) -> bool {
     receive(fd, &mut list, libc::MSG_PEEK) == Err(libc::EAGAIN)
 }
 
+/// Bytes that TCP has for who receives.
+pub(crate) fn unread(fd: c_int) -> usize {
+    let mut bytes: c_int = 0;
+    // SAFETY: the kernel writes one number.
+    let answer =
+        unsafe { hw_raw(libc::SYS_ioctl, fd.into(), libc::FIONREAD as c_long, (&raw mut bytes) as c_long, 0, 0, 0) };
+    if answer < 0 { 0 } else { bytes.try_into().unwrap_or(0) }
+}
+
+/// Ends a connection, in both directions.
+pub(crate) fn break_off(fd: c_int) {
+    // SAFETY: takes numbers.
+    unsafe { hw_raw(libc::SYS_shutdown, fd.into(), libc::SHUT_RDWR.into(), 0, 0, 0, 0) };
+}
+
+/// Changes what an epoll set is to say of a descriptor.
+pub(crate) fn epoll_control(set: c_int, operation: c_int, fd: c_int, event: libc::epoll_event) -> Result<usize, c_int> {
+    // SAFETY: the kernel reads the event.
+    result(unsafe {
+        hw_raw(libc::SYS_epoll_ctl, set.into(), operation.into(), fd.into(), (&raw const event) as c_long, 0, 0)
+    })
+}
+
+/// A descriptor that can be made readable.
+pub(crate) fn event() -> Result<c_int, c_int> {
+    let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+    // SAFETY: takes numbers, returns one.
+    result(unsafe { hw_raw(libc::SYS_eventfd2, 0, flags.into(), 0, 0, 0, 0) }).map(|fd| fd as c_int)
+}
+
+/// Takes what an event descriptor has.
+pub(crate) fn read_word(fd: c_int) {
+    let mut word = 0u64;
+    // SAFETY: the kernel writes eight bytes.
+    unsafe { hw_raw(libc::SYS_read, fd.into(), (&raw mut word) as c_long, 8, 0, 0, 0) };
+}
+
+/// Closes a descriptor of our own.
+pub(crate) fn close(fd: c_int) {
+    // SAFETY: takes a number; nothing else refers to the descriptor.
+    unsafe { hw_raw(libc::SYS_close, fd.into(), 0, 0, 0, 0, 0) };
+}
+
 /// Reads of a file, from an offset, into the region.
 pub(crate) fn read_file(
     fd: c_int,

@@ -27,7 +27,10 @@ pub(crate) struct Plan {
 pub(crate) enum Verdict {
     Done = 0,
     Failed = 1,
+    /// Makes the program's call, for at most `limit` bytes.
     Kernel = 2,
+    /// Waits until the kernel has something to read, and asks again.
+    Wait = 3,
 }
 
 impl Plan {
@@ -48,8 +51,20 @@ impl Plan {
 }
 
 /// So long the kernel's last answer that there is nothing holds for who asks again and again, in microseconds: what
-/// comes by TCP is announced in the lane, except the end.
+/// comes by TCP is announced in the lane, except the end of a process that was killed.
 const KERNEL_ANSWER: u64 = 20;
+
+/// One call of the program.
+struct Call<'a> {
+    fd: c_int,
+    slot: &'static Slot,
+    end: End,
+    parts: Parts<'a>,
+    flags: c_int,
+    total: usize,
+    /// Whether the call may wait.
+    waits: bool,
+}
 
 /// Decides a receive of `total` bytes, of which `plan.done` are there.
 pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int, total: usize) -> Verdict {
@@ -57,9 +72,6 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
     plan.limit = total - plan.done;
     let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
     plan.of(slot);
-    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
-        return to_kernel(slot);
-    }
     let end = match slot.end() {
         Some(end) => end,
         None => {
@@ -70,42 +82,27 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
             }
         }
     };
+    let plain = slot.has(flag::PLAIN) && !end.incoming.has_records();
+    if plain || flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return to_kernel_asleep(slot, end);
+    }
     if slot.has(flag::SHARED | flag::UNSURE) {
         settle(slot, fd);
     }
-    if slot.has(flag::PLAIN) && !end.incoming.has_records() {
-        return to_kernel(slot);
+    let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
+    let call = Call { fd, slot, end, parts, flags, total, waits };
+    if plan.done == 0
+        && !end.incoming.has_news()
+        && let Some(verdict) = call.without_news(plan)
+    {
+        return verdict;
     }
-    if !end.incoming.has_news() && plan.done == 0 {
-        let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
-        if let Some(verdict) = without_news(slot, end, plan, waits) {
-            return verdict;
-        }
-    }
-    if !lock(&slot.receive_frame, end.incoming.lock()) {
+    if !call.lock() {
         return plan.fail(libc::EINTR);
     }
-    let verdict = by_turns(fd, slot, end, plan, parts, flags, total);
-    end.incoming.lock().unlock(spin::thread());
+    let verdict = if flags & libc::MSG_PEEK != 0 { call.peek(plan) } else { call.by_turns(plan) };
+    call.unlock();
     verdict
-}
-
-/// The two answers that need no lock: there was nothing a moment ago, and nobody could answer while we spin.
-#[inline]
-fn without_news(slot: &'static Slot, end: End, plan: &mut Plan, waits: bool) -> Option<Verdict> {
-    let incoming = end.incoming;
-    if waits {
-        // Not looking, everything comes by TCP; and who runs where the writer runs does not begin to look.
-        let blind = !incoming.is_looking() && !spin::may_spin(incoming.writer_cpu());
-        return (blind && !incoming.has_records()).then(|| sleep(slot));
-    }
-    let asked = slot.kernel_asked.load(Ordering::Relaxed);
-    let fresh = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER);
-    if fresh && incoming.is_looking() && !incoming.is_closing() {
-        add(slot, Counter::CallsAvoided, 1);
-        return Some(plan.fail(libc::EAGAIN));
-    }
-    None
 }
 
 /// Tries to be a connection with a lane again.
@@ -117,189 +114,316 @@ pub(crate) fn settle(slot: &Slot, fd: c_int) {
     }
 }
 
-fn by_turns(
-    fd: c_int,
-    slot: &'static Slot,
-    end: End,
-    plan: &mut Plan,
-    parts: Parts<'_>,
-    flags: c_int,
-    total: usize,
-) -> Verdict {
-    let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
-    if flags & libc::MSG_PEEK != 0 {
-        return peek(fd, slot, end, plan, parts, flags, total, waits);
+impl Call<'_> {
+    fn lock(&self) -> bool {
+        lock(&self.slot.receive_frame, self.end.incoming.lock())
     }
-    let incoming = end.incoming;
-    let begun = plan.done;
-    loop {
-        let left = total - plan.done;
-        match incoming.next() {
-            Next::Record(record) => {
-                let skip = plan.done;
-                plan.done += incoming.take(record, left, true, |memory, at, bytes| {
-                    if flags & libc::MSG_TRUNC == 0 {
-                        parts.copy_out(skip, bytes, memory, at);
-                    }
-                });
-                add(slot, Counter::LaneBytesIn, (plan.done - skip) as u64);
-            }
-            Next::Tcp(bound) => match tcp(fd, slot, end, plan, parts, flags, left.min(bound as usize)) {
-                Ok(0) => return done(slot, end, plan, begun),
-                Ok(_) => {}
-                Err(libc::EAGAIN) => {
-                    if plan.done > 0 && !(waits && flags & libc::MSG_WAITALL != 0) {
-                        return done(slot, end, plan, begun);
-                    }
-                    if !waits {
-                        return plan.fail(libc::EAGAIN);
-                    }
-                    // Sent, and not here yet.
-                    incoming.turn_away();
-                    plan.limit = left.min(bound as usize);
-                    return sleep(slot);
+
+    fn unlock(&self) {
+        self.end.incoming.lock().unlock(spin::thread());
+    }
+
+    /// Whether the whole buffer is to be filled before the call returns.
+    fn wants_all(&self) -> bool {
+        self.waits && self.flags & libc::MSG_WAITALL != 0
+    }
+
+    /// The answers that need no lock: there was nothing a moment ago; nobody could answer while we spin.
+    #[inline]
+    fn without_news(&self, plan: &mut Plan) -> Option<Verdict> {
+        let incoming = self.end.incoming;
+        let seen = incoming.published();
+        if self.waits {
+            // Not looking, everything comes by TCP; and who runs where the writer runs does not begin to look.
+            let blind = !incoming.is_looking() && !spin::may_spin(incoming.writer_cpu());
+            return (blind && !incoming.has_records() && incoming.sleep(seen)).then(|| self.asleep());
+        }
+        let asked = self.slot.kernel_asked.load(Ordering::Relaxed);
+        let fresh = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER);
+        if fresh && incoming.is_looking() && !incoming.is_closing() && !incoming.may_be_sent() {
+            add(self.slot, Counter::CallsAvoided, 1);
+            return Some(plan.fail(libc::EAGAIN));
+        }
+        None
+    }
+
+    fn by_turns(&self, plan: &mut Plan) -> Verdict {
+        let incoming = self.end.incoming;
+        let begun = plan.done;
+        loop {
+            let left = self.total - plan.done;
+            let seen = incoming.published();
+            match incoming.next() {
+                Next::Record(record) => {
+                    let skip = plan.done;
+                    plan.done += incoming.take(record, left, true, |memory, at, bytes| {
+                        if self.flags & libc::MSG_TRUNC == 0 {
+                            self.parts.copy_out(skip, bytes, memory, at);
+                        }
+                    });
+                    add(self.slot, Counter::LaneBytesIn, (plan.done - skip) as u64);
                 }
-                Err(error) => return if plan.done > 0 { done(slot, end, plan, begun) } else { plan.fail(error) },
-            },
-            Next::Nothing if plan.done > 0 && !(waits && flags & libc::MSG_WAITALL != 0) => {
-                return done(slot, end, plan, begun);
-            }
-            Next::Nothing if !waits => {
-                // Only to see: who is looking goes on looking.
-                if incoming.is_looking() && !incoming.is_closing() && raw::has_nothing(fd) {
-                    slot.kernel_asked.store(ticks(), Ordering::Relaxed);
+                Next::Lie => return self.broken(plan),
+                // Bytes of the kernel's are not joined to others where one of them may be urgent.
+                _ if plan.done > 0 && incoming.is_urgent() => return self.done(plan, begun),
+                // The program's own call, and no other.
+                next @ (Next::Nothing | Next::Tcp(_)) if self.slot.has(flag::PLAIN) => {
+                    if plan.done > 0 {
+                        return self.done(plan, begun);
+                    }
+                    if incoming.sleep(seen) {
+                        plan.limit = if let Next::Tcp(bound) = next { left.min(bound as usize) } else { left };
+                        return self.asleep();
+                    }
+                }
+                Next::Tcp(bound) => {
+                    if plan.done > 0 && raw::unread(self.fd) == 0 {
+                        // Announced and not here yet; or never to come, and the error is the next call's to tell.
+                        if !self.wants_all() {
+                            return self.done(plan, begun);
+                        }
+                        return self.wait();
+                    }
+                    match self.tcp(plan, left.min(bound as usize)) {
+                        Ok(0) => return self.done(plan, begun),
+                        Ok(_) => {}
+                        Err(libc::EAGAIN) if self.waits => return self.wait(),
+                        Err(error) => return self.failed(plan, begun, error),
+                    }
+                }
+                Next::Nothing if plan.done > 0 && !self.wants_all() => {
+                    // Whether more is in the kernel is known, but for what is being sent just now.
+                    let more = incoming.may_be_sent() || incoming.is_closing();
+                    if !more || raw::unread(self.fd) == 0 {
+                        return self.done(plan, begun);
+                    }
+                    if incoming.sleep(seen) {
+                        let result = self.tcp(plan, left);
+                        incoming.wake();
+                        if !matches!(result, Ok(bytes) if bytes > 0) {
+                            return self.done(plan, begun);
+                        }
+                    }
+                }
+                Next::Nothing if !self.waits => {
+                    if let Some(verdict) = self.ask_kernel(plan, seen, begun) {
+                        return verdict;
+                    }
+                }
+                Next::Nothing => {
+                    look_if_allowed(self.slot, self.end);
+                    if let Some(verdict) = self.spin(plan) {
+                        return verdict;
+                    }
                     if incoming.has_news() {
                         continue;
                     }
-                    return plan.fail(libc::EAGAIN);
-                }
-                if let Some(verdict) = ask_kernel(fd, slot, end, plan, parts, flags, left) {
-                    return verdict;
+                    if plan.done > 0 {
+                        // The rest of a whole: the kernel would not know of what is there already.
+                        return self.wait();
+                    }
+                    if incoming.sleep(seen) {
+                        plan.limit = left;
+                        return self.asleep();
+                    }
                 }
             }
-            Next::Nothing => {
-                look_if_allowed(slot, end);
-                if incoming.is_looking() && !incoming.is_closing() && spin::may_spin(incoming.writer_cpu()) {
-                    // Another thread may read meanwhile.
-                    incoming.lock().unlock(spin::thread());
-                    let look = || incoming.has_news() || incoming.is_closing() || !incoming.is_looking();
-                    let found = spin::spin(slot, -1, look, || false);
-                    if plan.slot().is_none() {
-                        // Closed by another thread: the kernel has the last word, for the number as it is now.
-                        return Verdict::Kernel;
-                    }
-                    if !lock(&slot.receive_frame, end.incoming.lock()) {
-                        return plan.fail(libc::EINTR);
-                    }
-                    if found == Found::Something && !incoming.is_closing() && incoming.is_looking() {
-                        continue;
-                    }
-                }
-                if !incoming.stop_looking(incoming.published()) || incoming.has_records() {
-                    continue;
-                }
-                plan.limit = left;
-                return sleep(slot);
-            }
-            Next::Lie => {
-                slot.make_plain(Reason::Lie);
-                return to_kernel(slot);
+            if plan.done == self.total {
+                return self.done(plan, begun);
             }
         }
-        if plan.done == total {
-            return done(slot, end, plan, begun);
+    }
+
+    /// Spins where it may find something; another thread may read meanwhile.
+    fn spin(&self, plan: &mut Plan) -> Option<Verdict> {
+        let incoming = self.end.incoming;
+        if !incoming.is_looking() || incoming.is_closing() || !spin::may_spin(incoming.writer_cpu()) {
+            return None;
         }
+        self.unlock();
+        let look = || incoming.has_news() || incoming.is_closing() || !incoming.is_looking();
+        let found = spin::spin(self.slot, -1, look, || false);
+        if found == Found::Nothing && plan.slot().is_none() {
+            // Closed by another thread: the kernel has the last word, for the number as it is now.
+            plan.slot = 0;
+            return Some(Verdict::Kernel);
+        }
+        (!self.lock()).then(|| plan.fail(libc::EINTR))
+    }
+
+    /// Takes bytes from TCP, without waiting.
+    fn tcp(&self, plan: &mut Plan, most: usize) -> Result<usize, c_int> {
+        let mut list = [EMPTY; LIST_MAX];
+        let used = self.parts.list(plan.done, most, &mut list);
+        let flags = self.flags & !libc::MSG_WAITALL;
+        self.slot.enter_kernel();
+        let result = raw::receive(self.fd, &mut list[..used], flags);
+        if let Ok(bytes) = result {
+            self.end.incoming.read_by_tcp(bytes as u64);
+            plan.done += bytes;
+            add(self.slot, Counter::TcpBytesIn, bytes as u64);
+            add(self.slot, Counter::TcpCallsIn, 1);
+        }
+        self.slot.leave_kernel();
+        result
+    }
+
+    /// Asks the kernel, without a bound: so nobody looks meanwhile. `None` if the lane has something after all.
+    fn ask_kernel(&self, plan: &mut Plan, seen: u64, begun: usize) -> Option<Verdict> {
+        let incoming = self.end.incoming;
+        // Only to see: who is looking goes on looking.
+        if incoming.is_looking() && !incoming.is_closing() && raw::has_nothing(self.fd) {
+            self.slot.kernel_asked.store(ticks(), Ordering::Relaxed);
+            return if incoming.has_news() { None } else { Some(plan.fail(libc::EAGAIN)) };
+        }
+        if !incoming.sleep(seen) {
+            return None;
+        }
+        let result = self.tcp(plan, self.total - plan.done);
+        incoming.wake();
+        match result {
+            Ok(_) => Some(self.done(plan, begun)),
+            Err(libc::EAGAIN) => {
+                look_if_allowed(self.slot, self.end);
+                self.slot.kernel_asked.store(ticks(), Ordering::Relaxed);
+                if incoming.has_news() { None } else { Some(plan.fail(libc::EAGAIN)) }
+            }
+            Err(error) => Some(plan.fail(error)),
+        }
+    }
+
+    fn done(&self, plan: &Plan, begun: usize) -> Verdict {
+        if plan.done > begun {
+            look_if_allowed(self.slot, self.end);
+            add(self.slot, Counter::LaneCallsIn, 1);
+            add(self.slot, Counter::CallsAvoided, 1);
+        }
+        Verdict::Done
+    }
+
+    fn failed(&self, plan: &mut Plan, begun: usize, error: c_int) -> Verdict {
+        if plan.done > 0 { self.done(plan, begun) } else { plan.fail(error) }
+    }
+
+    /// The lane said what cannot be true. Bytes may be missing, so the connection cannot go on.
+    fn broken(&self, plan: &mut Plan) -> Verdict {
+        self.slot.make_plain(Reason::Lie);
+        raw::break_off(self.fd);
+        if plan.done > 0 { Verdict::Done } else { plan.fail(libc::ECONNRESET) }
+    }
+
+    /// Counted as a sleeper already.
+    fn asleep(&self) -> Verdict {
+        add(self.slot, Counter::Sleeps, 1);
+        self.slot.enter_kernel();
+        Verdict::Kernel
+    }
+
+    /// Waits without taking anything.
+    fn wait(&self) -> Verdict {
+        self.end.incoming.turn_away();
+        Verdict::Wait
+    }
+
+    /// Sees what is there without taking it: records and the TCP bytes between them, in one question to the kernel.
+    fn peek(&self, plan: &mut Plan) -> Verdict {
+        let incoming = self.end.incoming;
+        let seen = incoming.published();
+        match incoming.next() {
+            Next::Nothing if self.waits || self.slot.has(flag::PLAIN) => {
+                return if incoming.sleep(seen) { self.asleep() } else { self.peek(plan) };
+            }
+            Next::Lie => return self.broken(plan),
+            _ => {}
+        }
+        // The TCP bytes between records go to the places that the records leave.
+        let mut list = [EMPTY; LIST_MAX];
+        let mut gaps = [(0usize, 0usize); LIST_MAX];
+        let (mut parts_used, mut gaps_used, mut at) = (0, 0, 0);
+        for (between, record) in incoming.waiting() {
+            let gap = (between as usize).min(self.total - at);
+            if gap > 0 {
+                if parts_used == LIST_MAX || gaps_used == LIST_MAX {
+                    break;
+                }
+                parts_used += self.parts.list(at, gap, &mut list[parts_used..]);
+                gaps[gaps_used] = (at, gap);
+                gaps_used += 1;
+                at += gap;
+            }
+            if at == self.total {
+                break;
+            }
+            at += incoming.take(record, self.total - at, false, |memory, from, bytes| {
+                if self.flags & libc::MSG_TRUNC == 0 {
+                    self.parts.copy_out(at, bytes, memory, from);
+                }
+            });
+        }
+        // After the last record follows whatever TCP has.
+        if at < self.total && parts_used < LIST_MAX && gaps_used < LIST_MAX && !(at > 0 && incoming.is_urgent()) {
+            parts_used += self.parts.list(at, self.total - at, &mut list[parts_used..]);
+            gaps[gaps_used] = (at, self.total - at);
+            gaps_used += 1;
+            at = self.total;
+        }
+        plan.done = at;
+        let Some((first, _)) = gaps[..gaps_used].first().copied() else { return Verdict::Done };
+        // An error is the next call's to tell where there is something to see.
+        let mut have = if first > 0 && raw::unread(self.fd) == 0 {
+            0
+        } else {
+            match raw::receive(self.fd, &mut list[..parts_used], self.flags & !libc::MSG_WAITALL) {
+                Ok(have) => have,
+                Err(libc::EAGAIN) if self.waits && first == 0 => return self.wait(),
+                Err(error) if first == 0 => return plan.fail(error),
+                Err(_) => 0,
+            }
+        };
+        // Seen is what is whole up to the first gap that TCP could not fill.
+        for (begin, len) in &gaps[..gaps_used] {
+            if have < *len {
+                plan.done = begin + have;
+                break;
+            }
+            have -= len;
+        }
+        Verdict::Done
     }
 }
 
-/// Takes bytes from TCP, without waiting and never past what is known to come next.
-fn tcp(
-    fd: c_int,
-    slot: &Slot,
-    end: End,
-    plan: &mut Plan,
-    parts: Parts<'_>,
-    flags: c_int,
-    most: usize,
-) -> Result<usize, c_int> {
-    let mut list = [EMPTY; LIST_MAX];
-    let used = parts.list(plan.done, most, &mut list);
-    let flags = flags & !libc::MSG_WAITALL;
+/// A call on a connection without a lane.
+fn to_kernel(slot: &Slot) -> Verdict {
     slot.enter_kernel();
-    let result = raw::receive(fd, &mut list[..used], flags);
-    if let Ok(bytes) = result {
-        end.incoming.read_by_tcp(bytes as u64);
-        plan.done += bytes;
-        add(slot, Counter::TcpBytesIn, bytes as u64);
-        add(slot, Counter::TcpCallsIn, 1);
-    }
-    slot.leave_kernel();
-    result
-}
-
-/// Asks the kernel, without a bound: so nobody looks meanwhile. `None` if the lane has something after all.
-fn ask_kernel(
-    fd: c_int,
-    slot: &'static Slot,
-    end: End,
-    plan: &mut Plan,
-    parts: Parts<'_>,
-    flags: c_int,
-    left: usize,
-) -> Option<Verdict> {
-    let incoming = end.incoming;
-    if !incoming.stop_looking(incoming.published()) || incoming.has_records() {
-        return None;
-    }
-    let begun = plan.done;
-    match tcp(fd, slot, end, plan, parts, flags, left) {
-        Ok(_) => Some(done(slot, end, plan, begun)),
-        Err(libc::EAGAIN) => {
-            look_if_allowed(slot, end);
-            slot.kernel_asked.store(ticks(), Ordering::Relaxed);
-            // Published between the question and the look.
-            if incoming.has_news() { None } else { Some(plan.fail(libc::EAGAIN)) }
-        }
-        Err(error) => Some(plan.fail(error)),
-    }
-}
-
-fn done(slot: &Slot, end: End, plan: &Plan, begun: usize) -> Verdict {
-    if plan.done > begun {
-        look_if_allowed(slot, end);
-        add(slot, Counter::LaneCallsIn, 1);
-        add(slot, Counter::CallsAvoided, 1);
-    }
-    Verdict::Done
-}
-
-/// The call goes to the kernel, where it may wait.
-pub(crate) fn to_kernel(slot: &Slot) -> Verdict {
-    slot.enter_kernel();
-    slot.sleepers.fetch_add(1, Ordering::SeqCst);
     Verdict::Kernel
 }
 
-fn sleep(slot: &Slot) -> Verdict {
-    add(slot, Counter::Sleeps, 1);
-    to_kernel(slot)
+/// The call goes to the kernel whatever the lane has.
+pub(crate) fn to_kernel_asleep(slot: &Slot, end: End) -> Verdict {
+    while !end.incoming.sleep(end.incoming.published()) {}
+    slot.enter_kernel();
+    Verdict::Kernel
 }
 
 /// The call is back from the kernel.
 pub(crate) fn received(plan: &Plan, result: ssize_t, flags: c_int) {
     let Some(slot) = plan.slot() else { return };
     let bytes = u64::try_from(result).unwrap_or(0);
-    let counts = flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
-    slot.sleepers.fetch_sub(1, Ordering::SeqCst);
-    if bytes > 0 && counts {
+    let counts = bytes > 0 && flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
+    if counts {
         add(slot, Counter::TcpBytesIn, bytes);
         add(slot, Counter::TcpCallsIn, 1);
-        if let Some(end) = slot.end() {
+    }
+    if let Some(end) = slot.end() {
+        if counts {
             end.incoming.read_by_tcp(bytes);
-            look_if_allowed(slot, end);
-        } else {
-            slot.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
+        end.incoming.wake();
+        if counts {
+            look_if_allowed(slot, end);
+        }
+    } else if counts {
+        slot.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
     slot.leave_kernel();
 }
@@ -312,25 +436,19 @@ pub(crate) fn look_if_allowed(slot: &Slot, end: End) {
     }
     let cpu = current_cpu();
     incoming.note_cpu(cpu);
-    let alone = end.lane.holders(end.side).others(process::number()).next().is_none();
-    if !alone {
+    if incoming.is_closing()
+        || incoming.writer_cpu() == Some(cpu)
+        || end.lane.state(end.side.other()) != EndState::Joined
+        || slot.poll_sleepers.load(Ordering::SeqCst) != 0
+    {
+        return;
+    }
+    if end.lane.holders(end.side).others(process::number()).next().is_some() {
         slot.set(flag::SHARED);
         explain(slot, Reason::Shared);
         return;
     }
-    if incoming.is_closing()
-        || incoming.writer_cpu() == Some(cpu)
-        || slot.sleepers.load(Ordering::SeqCst) != 0
-        || !crate::epoll::may_look(slot)
-        || end.lane.state(end.side.other()) != EndState::Joined
-    {
-        return;
-    }
-    incoming.look();
-    // Somebody may have gone to sleep meanwhile.
-    if slot.sleepers.load(Ordering::SeqCst) != 0 || !crate::epoll::may_look(slot) {
-        incoming.turn_away();
-    }
+    crate::epoll::with_nobody_asleep(slot, || incoming.look());
 }
 
 /// Takes a lock. False for a handler that interrupted this very thread while it had it.
@@ -364,88 +482,4 @@ pub(crate) fn lock(taken_by: &AtomicU64, lock: ThreadLock<'static>) -> bool {
     }
     taken_by.store(frame, Ordering::Relaxed);
     true
-}
-
-/// Sees what is there without taking it: records and the TCP bytes between them, in one question to the kernel.
-#[expect(clippy::too_many_arguments, reason = "the same as for a receive")]
-fn peek(
-    fd: c_int,
-    slot: &'static Slot,
-    end: End,
-    plan: &mut Plan,
-    parts: Parts<'_>,
-    flags: c_int,
-    total: usize,
-    waits: bool,
-) -> Verdict {
-    let incoming = end.incoming;
-    loop {
-        if incoming.next() == Next::Nothing {
-            if !incoming.stop_looking(incoming.published()) {
-                continue;
-            }
-            if waits {
-                plan.limit = total;
-                return sleep(slot);
-            }
-        }
-        // The TCP bytes between records go to the places that the records leave.
-        let mut list = [EMPTY; LIST_MAX];
-        let (mut used, mut at, mut tcp_bytes, mut first_gap) = (0, 0, 0, None);
-        let mut gaps = [(0usize, 0usize); LIST_MAX];
-        let mut gap_count = 0;
-        for (between, record) in incoming.waiting() {
-            let gap = (between as usize).min(total - at);
-            if gap > 0 && gap_count < LIST_MAX {
-                used += parts.list(at, gap, &mut list[used..]);
-                gaps[gap_count] = (at, gap);
-                gap_count += 1;
-                first_gap.get_or_insert(at);
-                tcp_bytes += gap;
-            }
-            at += gap;
-            if at == total || used == LIST_MAX {
-                break;
-            }
-            at += incoming.take(record, total - at, false, |memory, from, bytes| {
-                if flags & libc::MSG_TRUNC == 0 {
-                    parts.copy_out(at, bytes, memory, from);
-                }
-            });
-        }
-        if at < total && used < LIST_MAX {
-            // After the last record whatever TCP has follows.
-            used += parts.list(at, total - at, &mut list[used..]);
-            gaps[gap_count.min(LIST_MAX - 1)] = (at, total - at);
-            gap_count = (gap_count + 1).min(LIST_MAX);
-            first_gap.get_or_insert(at);
-            at = total;
-        }
-        let _ = tcp_bytes;
-        if used == 0 {
-            plan.done = at;
-            return Verdict::Done;
-        }
-        let answer = raw::receive(fd, &mut list[..used], flags & !libc::MSG_WAITALL);
-        let mut have = match answer {
-            Ok(have) => have,
-            Err(_) if first_gap != Some(0) => 0,
-            Err(libc::EAGAIN) if waits => {
-                incoming.turn_away();
-                plan.limit = total;
-                return sleep(slot);
-            }
-            Err(error) => return plan.fail(error),
-        };
-        // Seen is what is whole up to the first gap that TCP could not fill.
-        plan.done = at;
-        for (begin, len) in &gaps[..gap_count] {
-            if have < *len {
-                plan.done = begin + have;
-                break;
-            }
-            have -= len;
-        }
-        return Verdict::Done;
-    }
 }

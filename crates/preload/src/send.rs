@@ -36,9 +36,10 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     };
     let lane = slot.end().is_some_and(|end| end.outgoing.is_looked_at());
     let (Some(begin), true) = (begin, lane && !process::is_sandboxed()) else {
-        crate::pair::count_call(slot, fd);
-        slot.enter_kernel();
-        return Verdict::Kernel;
+        if slot.end().is_none() {
+            crate::pair::count_call(slot, fd);
+        }
+        return to_kernel(slot);
     };
     let mut at_end = false;
     let copy = |plan: &Plan, memory: &SharedMemory, at: usize, most: usize| {
@@ -55,7 +56,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     if at_end && plan.done > 0 && verdict == Verdict::Kernel {
         // The file ended: the kernel would say so again, and has nothing to send.
         if let Some(slot) = plan.slot() {
-            slot.leave_kernel();
+            from_kernel(slot);
         }
         return Verdict::Done;
     }
@@ -74,12 +75,15 @@ fn decide(
     plan.of(slot);
     let Some(end) = slot.end() else {
         crate::pair::count_call(slot, fd);
-        slot.enter_kernel();
-        return Verdict::Kernel;
+        return to_kernel(slot);
     };
     if flags & KERNEL_ONLY != 0 {
-        let reason = if flags & libc::MSG_OOB != 0 { Reason::OutOfBand } else { Reason::Option };
-        slot.make_plain(reason);
+        if flags & libc::MSG_OOB != 0 {
+            end.outgoing.announce_urgent();
+            slot.make_plain(Reason::OutOfBand);
+        } else {
+            slot.make_plain(Reason::Option);
+        }
     }
     if slot.has(flag::SHARED | flag::UNSURE) {
         settle(slot, fd);
@@ -89,8 +93,22 @@ fn decide(
     if lane && by_lane(fd, slot, end, plan, flags, total, copy) {
         return Verdict::Done;
     }
+    to_kernel(slot)
+}
+
+fn to_kernel(slot: &Slot) -> Verdict {
     slot.enter_kernel();
+    if let Some(end) = slot.end() {
+        end.outgoing.begin_tcp();
+    }
     Verdict::Kernel
+}
+
+fn from_kernel(slot: &Slot) {
+    if let Some(end) = slot.end() {
+        end.outgoing.end_tcp();
+    }
+    slot.leave_kernel();
 }
 
 /// True if everything went by the lane.
@@ -156,9 +174,16 @@ fn by_lane(
 }
 
 /// The call is back from the kernel.
-pub(crate) fn sent(plan: &Plan, result: ssize_t, flags: c_int) {
+pub(crate) fn sent(plan: &Plan, result: ssize_t, flags: c_int, error: c_int) {
     let Some(slot) = plan.slot() else { return };
     let bytes = u64::try_from(result).unwrap_or(0);
+    if result < 0 {
+        // One that would have waited is told by the kernel when it may; other errors are for good.
+        let passing = error == libc::EAGAIN || error == libc::EINTR;
+        slot.set(if passing { flag::REFUSED } else { flag::ENDING });
+    } else if slot.has(flag::REFUSED) {
+        slot.unset(flag::REFUSED);
+    }
     if bytes > 0 {
         add(slot, Counter::TcpBytesOut, bytes);
         add(slot, Counter::TcpCallsOut, 1);
@@ -173,7 +198,13 @@ pub(crate) fn sent(plan: &Plan, result: ssize_t, flags: c_int) {
             slot.unset(flag::HELD_BACK);
         }
     }
-    slot.leave_kernel();
+    from_kernel(slot);
+}
+
+/// A send was torn away.
+pub(crate) fn abandoned(slot: &Slot) {
+    slot.set(flag::UNSURE);
+    from_kernel(slot);
 }
 
 /// Whether the other end has closed or gone, as far as the kernel knows.

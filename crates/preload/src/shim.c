@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
@@ -176,7 +177,7 @@ struct plan {
     uint32_t generation;
     int error;
 };
-enum verdict { DONE = 0, FAILED = 1, KERNEL = 2 };
+enum verdict { DONE = 0, FAILED = 1, KERNEL = 2, WAIT = 3 };
 // What this thread is inside of, so that whoever is torn out of it (cancelled, or by a jump from a handler) is tidied up
 // after.
 enum inside_kind { OUTSIDE = 0, RECEIVING = 1, SENDING = 2, WAITING = 3, WAITING_EPOLL = 4 };
@@ -203,7 +204,7 @@ void hw_forget(int fd);
 int hw_receive(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
 void hw_received(struct plan *, ssize_t result, int flags);
 int hw_send(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
-void hw_sent(struct plan *, ssize_t result, int flags);
+void hw_sent(struct plan *, ssize_t result, int flags, int error);
 int hw_send_file(int fd, struct plan *, int file, int64_t *offset, size_t count);
 void hw_abandoned(const struct inside *);
 void hw_plain(int fd, int why);
@@ -215,10 +216,11 @@ int hw_is_combining(int fd);
 size_t hw_unread(int fd);
 int hw_splice_out(int fd, struct plan *, int to, size_t count);
 int hw_poll(struct pollfd *, nfds_t count, int64_t timeout_ns, int *sleeping);
-void hw_polled(struct pollfd *, nfds_t count, int sleeping);
+void hw_polled(void);
 void hw_epoll_ctl(int set, int operation, int fd, const struct epoll_event *, int result);
 int hw_epoll_wait(int set, struct epoll_event *, int most, int64_t timeout_ns, struct plan *);
-void hw_epoll_waited(struct plan *);
+int hw_epoll_waited(struct plan *, struct epoll_event *, int count);
+int hw_is_before_mark(int fd);
 void hw_before_fork(void);
 void hw_after_fork(int child);
 void hw_before_vfork(void);
@@ -288,7 +290,45 @@ static int cut(const struct iovec *parts, int count, size_t skip, size_t limit, 
 
 // ---- receiving
 
-static ssize_t receive(int fd, const struct iovec *parts, int count, int flags) {
+// The call that the program made: what the kernel is asked is the same one, since it may be the only one that is allowed.
+enum call { READ, READV, RECV, RECVMSG, WRITE, WRITEV, SEND, SENDMSG };
+
+static ssize_t ask_to_receive(enum call call, int fd, const struct iovec *parts, int count, int flags, struct plan *plan) {
+    struct iovec *rest = (struct iovec *)parts;
+    int used = count;
+    if (plan->done > 0 || plan->limit < sum(parts, count)) {
+        rest = __builtin_alloca(sizeof *rest * count);
+        used = cut(parts, count, plan->done, plan->limit, rest);
+    }
+    ssize_t result;
+    struct msghdr message = {.msg_iov = rest, .msg_iovlen = used};
+    switch (call) {
+    case READ:
+        AROUND(RECEIVING, plan, result = real_read(fd, rest[0].iov_base, rest[0].iov_len));
+        break;
+    case READV:
+        AROUND(RECEIVING, plan, result = real_readv(fd, rest, used));
+        break;
+    case RECV:
+        AROUND(RECEIVING, plan, result = real_recv(fd, rest[0].iov_base, rest[0].iov_len, flags));
+        break;
+    default:
+        AROUND(RECEIVING, plan, result = real_recvmsg(fd, &message, flags));
+        break;
+    }
+    return result;
+}
+
+// Milliseconds that a receive waits, as the program has set it.
+static int patience(int fd) {
+    struct timeval limit = {0, 0};
+    socklen_t length = sizeof limit;
+    if (real_getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &length) != 0 || (limit.tv_sec == 0 && limit.tv_usec == 0))
+        return -1;
+    return (int)(limit.tv_sec * 1000 + (limit.tv_usec + 999) / 1000);
+}
+
+static ssize_t receive(enum call call, int fd, const struct iovec *parts, int count, int flags) {
     size_t total = sum(parts, count);
     struct plan plan = {0};
     for (;;) {
@@ -299,16 +339,21 @@ static ssize_t receive(int fd, const struct iovec *parts, int count, int flags) 
             errno = plan.error;
             return -1;
         }
-        ssize_t result;
-        if (count == 1) {
-            AROUND(RECEIVING, &plan,
-                   result = real_recv(fd, (char *)parts[0].iov_base + plan.done, plan.limit, flags));
-        } else {
-            struct iovec *rest = __builtin_alloca(sizeof *rest * count);
-            struct msghdr message = {.msg_iov = rest};
-            message.msg_iovlen = cut(parts, count, plan.done, plan.limit, rest);
-            AROUND(RECEIVING, &plan, result = real_recvmsg(fd, &message, flags));
+        if (verdict == WAIT) {
+            struct pollfd wanted = {fd, POLLIN, 0};
+            struct plan none = {0};
+            int ready, limit = patience(fd);
+            AROUND(OUTSIDE, &none, ready = real_poll(&wanted, 1, limit));
+            if (ready > 0 || (ready < 0 && errno == EINTR && plan.done == 0))
+                continue;
+            // Interrupted or out of time: what is there is the answer.
+            if (plan.done > 0)
+                return (ssize_t)plan.done;
+            if (ready == 0)
+                errno = EAGAIN;
+            return -1;
         }
+        ssize_t result = ask_to_receive(call, fd, parts, count, flags, &plan);
         int error = errno;
         hw_received(&plan, result, flags);
         if (result < 0) {
@@ -318,16 +363,22 @@ static ssize_t receive(int fd, const struct iovec *parts, int count, int flags) 
         plan.done += (size_t)result;
         // Short of a bound, there was no more; at a bound, what follows comes from the lane.
         int at_bound = (size_t)result == plan.limit && plan.done < total;
-        if (result == 0 || plan.done == total || (!at_bound && !(flags & MSG_WAITALL)) || (flags & MSG_PEEK))
+        if (result == 0 || plan.done == total || (!at_bound && !(flags & MSG_WAITALL)) || (flags & (MSG_PEEK | MSG_OOB)))
             return (ssize_t)plan.done;
         if (at_bound && !(flags & MSG_WAITALL))
             flags |= MSG_DONTWAIT;
     }
 }
 
-// Whether a call is about a connection that may have a lane.
+// Whether a call is about a connection that may have a lane. One that was inherited or received is found here.
 static inline int concerns(int fd) {
     uint32_t entry = KIND(fd);
+    if (unlikely(entry == 0) && (unsigned)fd < DESCRIPTORS) {
+        int error = errno;
+        hw_maybe_socket(fd);
+        errno = error;
+        entry = KIND(fd);
+    }
     if (likely(IS_SOCKET(entry))) {
         tidy();
         return 1;
@@ -335,50 +386,49 @@ static inline int concerns(int fd) {
     return 0;
 }
 
-// The same for calls that only sockets understand: one that was inherited is found by them.
-static inline int concerns_socket(int fd) {
-    if (unlikely(KIND(fd) == 0))
-        hw_maybe_socket(fd);
-    return concerns(fd);
-}
+// A receive of nothing tells whether there is something.
+static inline int nothing_of_something(int fd) { return IS_SOCKET(KIND(fd)) && hw_unread(fd) > 0; }
 
 ssize_t EXPORTED(read)(int fd, void *into, size_t bytes) {
     if (!concerns(fd) || bytes == 0)
         return real_read(fd, into, bytes);
     struct iovec part = {into, bytes};
-    return receive(fd, &part, 1, 0);
+    return receive(READ, fd, &part, 1, 0);
 }
 
 ssize_t EXPORTED(readv)(int fd, const struct iovec *parts, int count) {
     if (!concerns(fd) || count <= 0 || count > PARTS_MAX || sum(parts, count) == 0)
         return real_readv(fd, parts, count);
-    return receive(fd, parts, count, 0);
+    return receive(READV, fd, parts, count, 0);
 }
 
 ssize_t EXPORTED(preadv2)(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
-    if (!concerns(fd) || offset != -1 || (flags & ~RWF_NOWAIT) || count <= 0 || count > PARTS_MAX)
+    if (!concerns(fd) || offset != -1 || (flags & ~RWF_NOWAIT) || count <= 0 || count > PARTS_MAX ||
+        sum(parts, count) == 0)
         return real_preadv2(fd, parts, count, offset, flags);
-    return receive(fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
+    return receive(flags & RWF_NOWAIT ? RECVMSG : READV, fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
 #define UNUSUAL_RECEIVE (MSG_OOB | MSG_ERRQUEUE | MSG_TRUNC)
 
 ssize_t EXPORTED(recv)(int fd, void *into, size_t bytes, int flags) {
-    if (!concerns_socket(fd) || bytes == 0)
+    if (!concerns(fd))
         return real_recv(fd, into, bytes, flags);
+    if (bytes == 0)
+        return nothing_of_something(fd) ? 0 : real_recv(fd, into, bytes, flags);
     if (unlikely(flags & UNUSUAL_RECEIVE))
         hw_plain(fd, BY_OUT_OF_BAND);
     struct iovec part = {into, bytes};
-    return receive(fd, &part, 1, flags);
+    return receive(RECV, fd, &part, 1, flags);
 }
 
 ssize_t EXPORTED(recvfrom)(int fd, void *into, size_t bytes, int flags, struct sockaddr *from, socklen_t *length) {
-    if (!concerns_socket(fd) || bytes == 0)
+    if (!concerns(fd) || (bytes == 0 && !nothing_of_something(fd)))
         return real_recvfrom(fd, into, bytes, flags, from, length);
     if (unlikely(flags & UNUSUAL_RECEIVE))
         hw_plain(fd, BY_OUT_OF_BAND);
     struct iovec part = {into, bytes};
-    ssize_t result = receive(fd, &part, 1, flags);
+    ssize_t result = bytes == 0 ? 0 : receive(RECV, fd, &part, 1, flags);
     // The kernel names no sender of a stream.
     if (result >= 0 && from != NULL && length != NULL)
         *length = 0;
@@ -386,8 +436,8 @@ ssize_t EXPORTED(recvfrom)(int fd, void *into, size_t bytes, int flags, struct s
 }
 
 ssize_t EXPORTED(recvmsg)(int fd, struct msghdr *message, int flags) {
-    if (!concerns_socket(fd) || message == NULL || message->msg_iovlen == 0 || message->msg_iovlen > PARTS_MAX ||
-        sum(message->msg_iov, message->msg_iovlen) == 0) {
+    if (!concerns(fd) || message == NULL || message->msg_iovlen > PARTS_MAX ||
+        (sum(message->msg_iov, message->msg_iovlen) == 0 && !nothing_of_something(fd))) {
         ssize_t result = real_recvmsg(fd, message, flags);
         if (result >= 0 && message != NULL && message->msg_controllen > 0)
             hw_receives_descriptors(message);
@@ -395,7 +445,8 @@ ssize_t EXPORTED(recvmsg)(int fd, struct msghdr *message, int flags) {
     }
     if (unlikely(flags & UNUSUAL_RECEIVE))
         hw_plain(fd, BY_OUT_OF_BAND);
-    ssize_t result = receive(fd, message->msg_iov, message->msg_iovlen, flags);
+    size_t total = sum(message->msg_iov, message->msg_iovlen);
+    ssize_t result = total == 0 ? 0 : receive(RECVMSG, fd, message->msg_iov, message->msg_iovlen, flags);
     if (result >= 0) {
         message->msg_namelen = 0;
         message->msg_controllen = 0;
@@ -405,7 +456,7 @@ ssize_t EXPORTED(recvmsg)(int fd, struct msghdr *message, int flags) {
 }
 
 int EXPORTED(recvmmsg)(int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *timeout) {
-    if (!concerns_socket(fd))
+    if (!concerns(fd))
         return real_recvmmsg(fd, messages, count, flags, timeout);
     struct timespec begun, now;
     if (timeout != NULL)
@@ -418,8 +469,6 @@ int EXPORTED(recvmmsg)(int fd, struct mmsghdr *messages, unsigned count, int fla
         if (result < 0)
             return i > 0 ? (int)i : -1;
         messages[i].msg_len = (unsigned)result;
-        if (result == 0)
-            return (int)i + 1;
         if (timeout != NULL) {
             clock_gettime(CLOCK_MONOTONIC, &now);
             long long left = (timeout->tv_sec - (now.tv_sec - begun.tv_sec)) * 1000000000LL + timeout->tv_nsec -
@@ -433,24 +482,36 @@ int EXPORTED(recvmmsg)(int fd, struct mmsghdr *messages, unsigned count, int fla
 
 // ---- sending
 
-static ssize_t send_parts(int fd, const struct iovec *parts, int count, int flags) {
+static ssize_t send_parts(enum call call, int fd, const struct iovec *parts, int count, int flags) {
     size_t total = sum(parts, count);
     struct plan plan = {0};
     int verdict = hw_send(fd, &plan, parts, count, flags, total);
     if (verdict == DONE)
         return (ssize_t)plan.done;
+    struct iovec *rest = (struct iovec *)parts;
+    int used = count;
+    if (plan.done > 0) {
+        rest = __builtin_alloca(sizeof *rest * count);
+        used = cut(parts, count, plan.done, (size_t)-1, rest);
+    }
     ssize_t result;
-    if (count == 1) {
-        AROUND(SENDING, &plan,
-               result = real_send(fd, (const char *)parts[0].iov_base + plan.done, total - plan.done, flags));
-    } else {
-        struct iovec *rest = __builtin_alloca(sizeof *rest * count);
-        struct msghdr message = {.msg_iov = rest};
-        message.msg_iovlen = cut(parts, count, plan.done, (size_t)-1, rest);
+    struct msghdr message = {.msg_iov = rest, .msg_iovlen = used};
+    switch (call) {
+    case WRITE:
+        AROUND(SENDING, &plan, result = real_write(fd, rest[0].iov_base, rest[0].iov_len));
+        break;
+    case WRITEV:
+        AROUND(SENDING, &plan, result = real_writev(fd, rest, used));
+        break;
+    case SEND:
+        AROUND(SENDING, &plan, result = real_send(fd, rest[0].iov_base, rest[0].iov_len, flags));
+        break;
+    default:
         AROUND(SENDING, &plan, result = real_sendmsg(fd, &message, flags));
+        break;
     }
     int error = errno;
-    hw_sent(&plan, result, flags);
+    hw_sent(&plan, result, flags, error);
     errno = error;
     if (result < 0)
         return plan.done > 0 ? (ssize_t)plan.done : -1;
@@ -461,31 +522,32 @@ ssize_t EXPORTED(write)(int fd, const void *from, size_t bytes) {
     if (!concerns(fd) || bytes == 0)
         return real_write(fd, from, bytes);
     struct iovec part = {(void *)from, bytes};
-    return send_parts(fd, &part, 1, 0);
+    return send_parts(WRITE, fd, &part, 1, 0);
 }
 
 ssize_t EXPORTED(writev)(int fd, const struct iovec *parts, int count) {
     if (!concerns(fd) || count <= 0 || count > PARTS_MAX || sum(parts, count) == 0)
         return real_writev(fd, parts, count);
-    return send_parts(fd, parts, count, 0);
+    return send_parts(WRITEV, fd, parts, count, 0);
 }
 
 ssize_t EXPORTED(pwritev2)(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
-    if (!concerns(fd) || offset != -1 || (flags & ~RWF_NOWAIT) || count <= 0 || count > PARTS_MAX)
+    if (!concerns(fd) || offset != -1 || (flags & ~RWF_NOWAIT) || count <= 0 || count > PARTS_MAX ||
+        sum(parts, count) == 0)
         return real_pwritev2(fd, parts, count, offset, flags);
-    return send_parts(fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
+    return send_parts(flags & RWF_NOWAIT ? SENDMSG : WRITEV, fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
 ssize_t EXPORTED(send)(int fd, const void *from, size_t bytes, int flags) {
-    if (!concerns_socket(fd) || bytes == 0)
+    if (!concerns(fd) || bytes == 0)
         return real_send(fd, from, bytes, flags);
     struct iovec part = {(void *)from, bytes};
-    return send_parts(fd, &part, 1, flags);
+    return send_parts(SEND, fd, &part, 1, flags);
 }
 
 ssize_t EXPORTED(sendto)(int fd, const void *from, size_t bytes, int flags, const struct sockaddr *to,
                          socklen_t length) {
-    if (!concerns_socket(fd) || bytes == 0 || to != NULL)
+    if (!concerns(fd) || bytes == 0 || to != NULL)
         return real_sendto(fd, from, bytes, flags, to, length);
     return EXPORTED(send)(fd, from, bytes, flags);
 }
@@ -493,14 +555,14 @@ ssize_t EXPORTED(sendto)(int fd, const void *from, size_t bytes, int flags, cons
 ssize_t EXPORTED(sendmsg)(int fd, const struct msghdr *message, int flags) {
     if (message != NULL && message->msg_controllen > 0)
         hw_passes_descriptors(message);
-    if (!concerns_socket(fd) || message == NULL || message->msg_iovlen == 0 || message->msg_iovlen > PARTS_MAX ||
+    if (!concerns(fd) || message == NULL || message->msg_iovlen == 0 || message->msg_iovlen > PARTS_MAX ||
         message->msg_controllen > 0 || message->msg_name != NULL || sum(message->msg_iov, message->msg_iovlen) == 0)
         return real_sendmsg(fd, message, flags);
-    return send_parts(fd, message->msg_iov, message->msg_iovlen, flags);
+    return send_parts(SENDMSG, fd, message->msg_iov, message->msg_iovlen, flags);
 }
 
 int EXPORTED(sendmmsg)(int fd, struct mmsghdr *messages, unsigned count, int flags) {
-    if (!concerns_socket(fd))
+    if (!concerns(fd))
         return real_sendmmsg(fd, messages, count, flags);
     for (unsigned i = 0; i < count; i++) {
         ssize_t result = EXPORTED(sendmsg)(fd, &messages[i].msg_hdr, flags);
@@ -535,7 +597,7 @@ ssize_t EXPORTED(sendfile)(int out, int in, off_t *offset, size_t count) {
         ssize_t result;
         AROUND(SENDING, &plan, result = real_sendfile(out, in, offset, slice));
         int error = errno;
-        hw_sent(&plan, result, 0);
+        hw_sent(&plan, result, 0, error);
         errno = error;
         if (result < 0)
             return sent > 0 ? (ssize_t)sent : -1;
@@ -561,14 +623,14 @@ ssize_t EXPORTED(splice)(int in, off_t *in_at, int out, off_t *out_at, size_t by
             bytes = plan.limit;
         AROUND(RECEIVING, &plan, result = real_splice(in, in_at, out, out_at, bytes, flags));
         int error = errno;
-        hw_received(&plan, result, MSG_WAITALL);
+        hw_received(&plan, result, 0);
         errno = error;
         return result;
     }
     hw_send(out, &plan, NULL, 0, 0, 0);
     AROUND(SENDING, &plan, result = real_splice(in, in_at, out, out_at, bytes, flags));
     int error = errno;
-    hw_sent(&plan, result, flags & SPLICE_F_MORE ? MSG_MORE : 0);
+    hw_sent(&plan, result, flags & SPLICE_F_MORE ? MSG_MORE : 0, error);
     errno = error;
     return result;
 }
@@ -585,7 +647,7 @@ static int64_t nanoseconds(const struct timespec *limit) {
 
 static int any_concern(struct pollfd *fds, nfds_t count) {
     for (nfds_t i = 0; i < count; i++)
-        if (KIND(fds[i].fd))
+        if (fds[i].fd >= 0 && (IS_SOCKET(KIND(fds[i].fd)) || IS_EPOLL(KIND(fds[i].fd))))
             return 1;
     return 0;
 }
@@ -606,7 +668,7 @@ static int wait_poll(struct pollfd *fds, nfds_t count, int64_t timeout, int ms, 
     }
     if (sleeping) {
         int error = errno;
-        hw_polled(fds, count, sleeping);
+        hw_polled();
         errno = error;
     }
     return result;
@@ -641,15 +703,15 @@ static int wait_select(int count, fd_set *in, fd_set *out, fd_set *except, struc
                        const struct timespec *exact, const sigset_t *mask, int with_mask) {
     ENSURE(select)
     int used = 0;
-    struct pollfd fds[64];
+    struct pollfd fds[SELECT_MAX];
     int64_t timeout = -1;
     if (with_mask)
         timeout = nanoseconds(exact);
     else if (limit != NULL)
         timeout = limit->tv_sec * 1000000000LL + limit->tv_usec * 1000LL;
     if (in != NULL && count <= SELECT_MAX)
-        for (int fd = 0; fd < count && used < 64; fd++)
-            if (FD_ISSET(fd, in) && KIND(fd))
+        for (int fd = 0; fd < count && used < SELECT_MAX; fd++)
+            if (FD_ISSET(fd, in) && (IS_SOCKET(KIND(fd)) || IS_EPOLL(KIND(fd))))
                 fds[used++] = (struct pollfd){fd, POLLIN, 0};
     if (used > 0) {
         tidy();
@@ -684,7 +746,7 @@ static int wait_select(int count, fd_set *in, fd_set *out, fd_set *except, struc
         }
         if (sleeping) {
             int error = errno;
-            hw_polled(fds, used, sleeping);
+            hw_polled();
             errno = error;
         }
         return result;
@@ -711,10 +773,11 @@ int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *even
 }
 
 #define WAIT_EPOLL(timeout_ns, call)                                                                                   \
-    do {                                                                                                               \
+    for (;;) {                                                                                                                                                                                                                     \
         if (likely(!IS_EPOLL(KIND(set))) || most <= 0)                                                                 \
             return call;                                                                                               \
         tidy();                                                                                                        \
+        /* Again, where only what is ours was told. */                                                                 \
         struct plan plan = {0};                                                                                        \
         int ready = hw_epoll_wait(set, events, most, timeout_ns, &plan);                                               \
         if (ready != 0)                                                                                                \
@@ -722,10 +785,11 @@ int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *even
         int result;                                                                                                    \
         AROUND(WAITING_EPOLL, &plan, result = call);                                                                   \
         int error = errno;                                                                                             \
-        hw_epoll_waited(&plan);                                                                                        \
+        int told = hw_epoll_waited(&plan, events, result);                                                             \
         errno = error;                                                                                                 \
-        return result;                                                                                                 \
-    } while (0)
+        if (told != 0 || result <= 0)                                                                                  \
+            return told;                                                                                                 \
+    }
 
 int EXPORTED(epoll_wait)(int set, struct epoll_event *events, int most, int ms) {
     WAIT_EPOLL(ms < 0 ? -1 : ms * 1000000LL, real_epoll_wait(set, events, most, ms));
@@ -814,7 +878,7 @@ int EXPORTED(shutdown)(int fd, int how) {
 }
 
 int EXPORTED(close)(int fd) {
-    if (unlikely(KIND(fd) != 0))
+    if (unlikely(KIND(fd) > 1))
         hw_closing(fd);
     return real_close(fd);
 }
@@ -839,7 +903,7 @@ int EXPORTED(dup)(int fd) {
 }
 
 int EXPORTED(dup2)(int fd, int to) {
-    if (KIND(to) != 0 && fd != to && real_fcntl(fd, F_GETFD, NULL) >= 0)
+    if (KIND(to) > 1 && fd != to && real_fcntl(fd, F_GETFD, NULL) >= 0)
         hw_closing(to);
     int result = real_dup2(fd, to);
     if (result >= 0 && fd != to)
@@ -848,7 +912,7 @@ int EXPORTED(dup2)(int fd, int to) {
 }
 
 int EXPORTED(dup3)(int fd, int to, int flags) {
-    if (KIND(to) != 0 && fd != to && real_fcntl(fd, F_GETFD, NULL) >= 0)
+    if (KIND(to) > 1 && fd != to && real_fcntl(fd, F_GETFD, NULL) >= 0)
         hw_closing(to);
     int result = real_dup3(fd, to, flags);
     if (result >= 0)
@@ -858,7 +922,7 @@ int EXPORTED(dup3)(int fd, int to, int flags) {
 
 int EXPORTED(fcntl)(int fd, int command, void *argument) {
     int result = real_fcntl(fd, command, argument);
-    if (result < 0 || KIND(fd) == 0)
+    if (result < 0 || KIND(fd) <= 1)
         return result;
     int error = errno;
     switch (command) {
@@ -887,6 +951,8 @@ int EXPORTED(ioctl)(int fd, unsigned long request, void *argument) {
     int error = errno;
     if (request == FIONREAD)
         *(int *)argument += (int)hw_unread(fd);
+    else if (request == SIOCATMARK && hw_is_before_mark(fd))
+        *(int *)argument = 0;
     else if (request == FIONBIO)
         hw_set_nonblocking(fd, *(int *)argument != 0);
     else if (request == FIOASYNC && *(int *)argument != 0)
@@ -931,14 +997,14 @@ int EXPORTED(setsockopt)(int fd, int level, int name, const void *value, socklen
 
 FILE *EXPORTED(fdopen)(int fd, const char *mode) {
     ENSURE(fdopen)
-    if (KIND(fd) != 0)
+    if (concerns(fd))
         hw_plain(fd, BY_STDIO);
     return real_fdopen(fd, mode);
 }
 
 int EXPORTED(vdprintf)(int fd, const char *format, va_list arguments) {
     ENSURE(vdprintf)
-    if (KIND(fd) != 0)
+    if (concerns(fd))
         hw_plain(fd, BY_STDIO);
     return real_vdprintf(fd, format, arguments);
 }
@@ -1105,42 +1171,25 @@ int EXPORTED(posix_spawnp)(pid_t *child, const char *file, const posix_spawn_fil
 
 // ---- sandboxes: nothing is acquired afterwards
 
-int EXPORTED(chroot)(const char *path) {
-    hw_sandboxed();
-    return real_chroot(path);
-}
-int EXPORTED(unshare)(int flags) {
-    hw_sandboxed();
-    return real_unshare(flags);
-}
-int EXPORTED(setns)(int fd, int type) {
-    hw_sandboxed();
-    return real_setns(fd, type);
-}
-int EXPORTED(setuid)(uid_t user) {
-    if (user != geteuid())
-        hw_sandboxed();
-    return real_setuid(user);
-}
-int EXPORTED(setgid)(gid_t group) {
-    if (group != getegid())
-        hw_sandboxed();
-    return real_setgid(group);
-}
-int EXPORTED(seteuid)(uid_t user) {
-    if (user != geteuid())
-        hw_sandboxed();
-    return real_seteuid(user);
-}
+#define CONFINED(changes, call)                                                                                        \
+    do {                                                                                                               \
+        int confines = changes, result = call;                                                                         \
+        if (result == 0 && confines)                                                                                   \
+            hw_sandboxed();                                                                                            \
+        return result;                                                                                                 \
+    } while (0)
+
+int EXPORTED(chroot)(const char *path) { CONFINED(1, real_chroot(path)); }
+int EXPORTED(unshare)(int flags) { CONFINED(1, real_unshare(flags)); }
+int EXPORTED(setns)(int fd, int type) { CONFINED(1, real_setns(fd, type)); }
+int EXPORTED(setuid)(uid_t user) { CONFINED(user != geteuid(), real_setuid(user)); }
+int EXPORTED(setgid)(gid_t group) { CONFINED(group != getegid(), real_setgid(group)); }
+int EXPORTED(seteuid)(uid_t user) { CONFINED(user != geteuid(), real_seteuid(user)); }
 int EXPORTED(setreuid)(uid_t real, uid_t effective) {
-    if (effective != (uid_t)-1 && effective != geteuid())
-        hw_sandboxed();
-    return real_setreuid(real, effective);
+    CONFINED(effective != (uid_t)-1 && effective != geteuid(), real_setreuid(real, effective));
 }
 int EXPORTED(setresuid)(uid_t real, uid_t effective, uid_t saved) {
-    if (effective != (uid_t)-1 && effective != geteuid())
-        hw_sandboxed();
-    return real_setresuid(real, effective, saved);
+    CONFINED(effective != (uid_t)-1 && effective != geteuid(), real_setresuid(real, effective, saved));
 }
 int EXPORTED(prctl)(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {
     if (option == 22) // PR_SET_SECCOMP

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 pub(crate) const DESCRIPTORS: usize = 65536;
 pub(crate) const SLOTS: usize = 16384;
 pub(crate) const REGIONS: usize = 1024;
+/// Epoll sets that may watch one connection.
+pub(crate) const WATCHERS: usize = 4;
 
 /// What the shim looks at first: zero for a descriptor that does not concern us.
 #[unsafe(no_mangle)]
@@ -20,6 +22,8 @@ pub(crate) static hw_descriptors: [AtomicU32; DESCRIPTORS] = [const { AtomicU32:
 
 const SOCKET: u32 = 0x8000_0000;
 const EPOLL: u32 = 0x4000_0000;
+/// Known to be none of ours.
+const OTHER: u32 = 1;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -37,8 +41,8 @@ pub(crate) struct Slot {
     pub(crate) flags: AtomicU32,
     /// Where its lane is; zero for none.
     lane: AtomicU64,
-    /// Threads that wait in the kernel for bytes of it, by receiving or polling.
-    pub(crate) sleepers: AtomicU32,
+    /// Threads that wait in the kernel for bytes of it, by polling.
+    pub(crate) poll_sleepers: AtomicU32,
     /// Calls that are in the kernel now, or whose bytes are not counted yet.
     inside: AtomicU32,
     /// Changes with every such call.
@@ -55,12 +59,11 @@ pub(crate) struct Slot {
     /// The frame that took the lock, to know one that was left behind.
     pub(crate) receive_frame: AtomicU64,
     pub(crate) send_frame: AtomicU64,
-    /// The epoll set that watches it, plus one, and how.
-    pub(crate) epoll: AtomicU32,
-    pub(crate) epoll_events: AtomicU32,
-    pub(crate) epoll_data: AtomicU64,
-    /// Records that an edge-triggered watcher was told of.
-    pub(crate) epoll_told: AtomicU64,
+    /// How epoll sets watch it: numbers of registrations, plus one.
+    pub(crate) watched: [AtomicU32; WATCHERS],
+    /// Records published when a watcher last went to sleep: one that got none since is not looked at again until it has
+    /// something.
+    pub(crate) slept_at: AtomicU64,
     /// Spins that found nothing, one after the other.
     pub(crate) vain_spins: AtomicU32,
     pub(crate) shared_asked: AtomicU64,
@@ -96,6 +99,10 @@ pub(crate) mod flag {
     pub(crate) const PORTS_SEEN: u32 = 1 << 12;
     /// The program wants its small segments held back (Nagle); the kernel is told otherwise, see [`crate::pair`].
     pub(crate) const COMBINING: u32 = 1 << 13;
+    /// A watcher stopped looking at it to sleep, and looks again when it wakes.
+    pub(crate) const LOOK_AGAIN: u32 = 1 << 14;
+    /// A send that would not wait was refused: whether more can be sent is the kernel's to say.
+    pub(crate) const REFUSED: u32 = 1 << 15;
     /// Nothing that reads looks for records.
     pub(crate) const NOT_READING: u32 = PLAIN | SHARED | SHUT_READ | ADOPTING | UNSURE | WATCHED_OTHERWISE;
     /// Nothing that writes publishes records.
@@ -118,7 +125,7 @@ impl Slot {
             generation: AtomicU32::new(0),
             flags: AtomicU32::new(0),
             lane: AtomicU64::new(0),
-            sleepers: AtomicU32::new(0),
+            poll_sleepers: AtomicU32::new(0),
             inside: AtomicU32::new(0),
             activity: AtomicU32::new(0),
             calls: AtomicU32::new(0),
@@ -129,10 +136,8 @@ impl Slot {
             health_asked: AtomicU64::new(0),
             receive_frame: AtomicU64::new(0),
             send_frame: AtomicU64::new(0),
-            epoll: AtomicU32::new(0),
-            epoll_events: AtomicU32::new(0),
-            epoll_data: AtomicU64::new(0),
-            epoll_told: AtomicU64::new(0),
+            watched: [const { AtomicU32::new(0) }; WATCHERS],
+            slept_at: AtomicU64::new(0),
             vain_spins: AtomicU32::new(0),
             shared_asked: AtomicU64::new(0),
         }
@@ -204,21 +209,15 @@ impl Slot {
 
     /// In a forked child: no call of this process is under way.
     pub(crate) fn start_over(&self) {
-        self.sleepers.store(0, Ordering::SeqCst);
+        self.poll_sleepers.store(0, Ordering::SeqCst);
         self.inside.store(0, Ordering::SeqCst);
     }
 
     fn clear(&self) {
-        for word in [
-            &self.flags,
-            &self.sleepers,
-            &self.inside,
-            &self.calls,
-            &self.asked_at_calls,
-            &self.epoll,
-            &self.epoll_events,
-            &self.vain_spins,
-        ] {
+        self.watched.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        for word in
+            [&self.flags, &self.poll_sleepers, &self.inside, &self.calls, &self.asked_at_calls, &self.vain_spins]
+        {
             word.store(0, Ordering::Relaxed);
         }
         for word in [
@@ -229,8 +228,7 @@ impl Slot {
             &self.health_asked,
             &self.receive_frame,
             &self.send_frame,
-            &self.epoll_data,
-            &self.epoll_told,
+            &self.slept_at,
             &self.shared_asked,
         ] {
             word.store(0, Ordering::Relaxed);
@@ -361,6 +359,7 @@ pub(crate) fn duplicate(from: i32, to: i32) {
         }
     } else if let Some(set) = set_of(from) {
         crate::epoll::spoil(set);
+        set_entry(to, OTHER);
     }
 }
 
@@ -368,15 +367,26 @@ pub(crate) fn duplicate(from: i32, to: i32) {
 pub(crate) fn forget(fd: i32) {
     if let Some(set) = set_of(fd) {
         crate::epoll::remove_set(set);
-        set_entry(fd, 0);
     } else if slot_of(fd).is_some() {
         release(fd, false);
     }
+    set_entry(fd, OTHER);
+}
+
+/// A descriptor came from another process, and has to be looked at.
+pub(crate) fn unknown(fd: i32) {
+    forget(fd);
+    set_entry(fd, 0);
 }
 
 /// A descriptor is about to be closed.
 pub(crate) fn close(fd: i32) {
-    if slot_of(fd).is_some() { release(fd, true) } else { forget(fd) }
+    if slot_of(fd).is_some() {
+        release(fd, true);
+        set_entry(fd, OTHER);
+    } else {
+        forget(fd);
+    }
 }
 
 fn release(fd: i32, orderly: bool) {
@@ -386,7 +396,7 @@ fn release(fd: i32, orderly: bool) {
         slot.descriptors.fetch_sub(1, Ordering::SeqCst);
         return;
     }
-    crate::epoll::unwatch(slot);
+    crate::epoll::unwatch_all(slot);
     if let Some(end) = slot.end() {
         end.leave(slot, orderly.then_some(fd));
     }
@@ -404,12 +414,13 @@ impl End {
         holders.remove(process);
         let alone = holders.others(process).next().is_none();
         self.incoming.turn_away();
-        if !alone {
+        // Another process has it, or will have.
+        if !alone || slot.has(flag::INHERITED) {
             return;
         }
         self.outgoing.announce_closing();
         // The kernel resets a connection that is closed with bytes unread; it does not know of those in the lane.
-        if let Some(fd) = closing.filter(|_| self.incoming.has_records() && !slot.has(flag::INHERITED)) {
+        if let Some(fd) = closing.filter(|_| self.incoming.has_records() && !crate::process::is_sandboxed()) {
             raw::reset_at_close(fd);
         }
         self.lane.set_state(self.side, EndState::Gone);

@@ -1,101 +1,169 @@
 //! Polling a list of descriptors.
 
 use crate::counters::add;
+use crate::epoll;
 use crate::process;
 use crate::raw;
 use crate::spin::{self, Found};
-use crate::table::{End, Slot, set_of, slot_of};
+use crate::table::{End, Slot, flag, set_of, slot_at, slot_of};
 use highwire_lane::counters::Counter;
 use libc::{c_int, pollfd};
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
+/// Connections and sets that a thread may sleep on at once; others are not looked at.
+const SLEEPS_MAX: usize = 1024;
 
-/// The connections of a list whose reader is asked for, with lanes.
-fn watched(list: &[pollfd]) -> impl Iterator<Item = (usize, &'static Slot, End)> + '_ {
-    list.iter().enumerate().filter(|(_, entry)| entry.fd >= 0 && entry.events & IN != 0).filter_map(|(index, entry)| {
+/// What a thread marked as slept on, so that it is unmarked also when the thread was torn out of its sleep.
+struct Sleeping {
+    used: Cell<usize>,
+    /// Slot and generation; or a set, by [`SET`].
+    what: [Cell<(u32, u32)>; SLEEPS_MAX],
+}
+
+const SET: u32 = 1 << 31;
+
+thread_local! {
+    static SLEEPING: Sleeping =
+        const { Sleeping { used: Cell::new(0), what: [const { Cell::new((0, 0)) }; SLEEPS_MAX] } };
+}
+
+/// Entries whose reader is asked for.
+fn asked(list: &[pollfd]) -> impl Iterator<Item = &pollfd> {
+    list.iter().filter(|entry| entry.fd >= 0 && entry.events & IN != 0)
+}
+
+/// The connections among them with lanes.
+fn watched(list: &[pollfd]) -> impl Iterator<Item = (&'static Slot, End)> + '_ {
+    asked(list).filter_map(|entry| {
         let slot = slot_of(entry.fd)?;
-        Some((index, slot, slot.end()?))
+        Some((slot, slot.end()?))
     })
+}
+
+/// Whether the lanes have something for an entry.
+fn is_ready(entry: &pollfd) -> bool {
+    if let Some(slot) = slot_of(entry.fd) {
+        return slot.end().is_some_and(|end| end.incoming.has_records());
+    }
+    set_of(entry.fd).is_some_and(epoll::is_ready)
 }
 
 /// Adds what the lanes have to what the kernel says.
 fn merge(list: &mut [pollfd]) -> c_int {
-    let _ = raw::poll(list);
-    for index in 0..list.len() {
-        let entry = list[index];
-        if entry.events & IN != 0
-            && let Some(end) = slot_of(entry.fd).and_then(Slot::end)
-            && end.incoming.has_records()
-        {
-            list[index].revents |= entry.events & IN;
+    if process::is_sandboxed() || raw::poll(list).is_err() {
+        list.iter_mut().for_each(|entry| entry.revents = 0);
+    }
+    for entry in list.iter_mut().filter(|entry| entry.fd >= 0 && entry.events & IN != 0) {
+        if is_ready(entry) {
+            entry.revents |= entry.events & IN;
         }
     }
     list.iter().filter(|entry| entry.revents != 0).count() as c_int
 }
 
-/// Decides a poll: how many are ready, or zero for the kernel. `sleeping` is set if connections were marked as slept on.
+/// Decides a poll: how many are ready, or zero for the kernel. `sleeping` is set if something was marked as slept on.
 pub(crate) fn poll(list: &mut [pollfd], timeout: i64, sleeping: &mut c_int) -> c_int {
     process::notice_fork();
-    for entry in list.iter() {
-        // Whoever sleeps on a set by polling it sleeps on its members.
-        if let Some(set) = set_of(entry.fd) {
-            crate::epoll::spoil(set);
-        }
-    }
     loop {
-        if watched(list).any(|(_, _, end)| end.incoming.has_records()) {
+        if asked(list).any(is_ready) {
             return merge(list);
         }
         if timeout == 0 {
             return 0;
         }
-        let looked_at = watched(list).find(|(_, _, end)| end.incoming.is_looking()).map(|(_, slot, end)| (slot, end));
+        let looked_at = watched(list).find(|(_, end)| end.incoming.is_looking());
         if let Some((slot, end)) = looked_at
             && spin::may_spin(end.incoming.writer_cpu())
+            && spin_on(list, slot, timeout)
         {
-            let mut told = 0;
-            let mut others = [pollfd { fd: -1, events: 0, revents: 0 }; 64];
-            let known = others.len().min(list.len());
-            others[..known].copy_from_slice(&list[..known]);
-            let look = || {
-                watched(list).any(|(_, _, end)| {
-                    end.incoming.has_records()
-                        || end.incoming.is_looking() && (end.incoming.has_news() || end.incoming.is_closing())
-                })
-            };
-            let beside = || {
-                told = raw::poll(&mut others[..known]).unwrap_or(0);
-                told > 0
-            };
-            let found = spin::spin(slot, timeout, look, beside);
-            if found == Found::Something {
-                let ready = merge(list);
-                if ready > 0 {
-                    return ready;
-                }
+            let ready = merge(list);
+            if ready > 0 {
+                return ready;
             }
         }
-        for (_, slot, _) in watched(list) {
-            slot.sleepers.fetch_add(1, Ordering::SeqCst);
-        }
-        let asleep = watched(list).all(|(_, slot, end)| {
-            if end.incoming.is_looking() {
-                add(slot, Counter::Sleeps, 1);
-            }
-            end.incoming.stop_looking(end.incoming.published()) && !end.incoming.has_records()
-        });
-        if asleep {
+        if fall_asleep(list) {
             *sleeping = 1;
             return 0;
         }
-        polled(list);
+        wake_up();
     }
 }
 
-/// The wait is over.
-pub(crate) fn polled(list: &[pollfd]) {
-    watched(list).for_each(|(_, slot, _)| {
-        let _ = slot.sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |sleepers| sleepers.checked_sub(1));
+fn spin_on(list: &[pollfd], slot: &'static Slot, timeout: i64) -> bool {
+    let mut others = [pollfd { fd: -1, events: 0, revents: 0 }; 64];
+    let known = others.len().min(list.len());
+    others[..known].copy_from_slice(&list[..known]);
+    let look = || {
+        watched(list).any(|(_, end)| {
+            let incoming = end.incoming;
+            incoming.has_records() || incoming.is_looking() && (incoming.has_news() || incoming.is_closing())
+        })
+    };
+    let beside = || raw::poll(&mut others[..known]).unwrap_or(0) > 0;
+    spin::spin(slot, timeout, look, beside) == Found::Something
+}
+
+/// Marks everything as slept on. False if there is something to tell first.
+fn fall_asleep(list: &[pollfd]) -> bool {
+    wake_up();
+    for entry in asked(list) {
+        if let Some(set) = set_of(entry.fd) {
+            if !epoll::sleep_on(set) {
+                return false;
+            }
+            note((SET | set as u32, 0), || epoll::spoil(set));
+        } else if let Some(slot) = slot_of(entry.fd)
+            && !sleep_on(slot)
+        {
+            return false;
+        }
+    }
+    true
+}
+
+fn sleep_on(slot: &'static Slot) -> bool {
+    // Also where there is no lane yet: another thread may bring one.
+    slot.poll_sleepers.fetch_add(1, Ordering::SeqCst);
+    let what = (slot.index() as u32 + 1, slot.generation.load(Ordering::SeqCst));
+    note(what, || slot.set(flag::WATCHED_OTHERWISE));
+    let Some(end) = slot.end() else { return true };
+    let seen = end.incoming.published();
+    if end.incoming.has_records() {
+        return false;
+    }
+    if end.incoming.is_looking() {
+        add(slot, Counter::Sleeps, 1);
+    }
+    end.incoming.stop_looking(seen)
+}
+
+/// Remembers what was marked, or has it marked for good.
+fn note(what: (u32, u32), otherwise: impl FnOnce()) {
+    SLEEPING.with(|sleeping| {
+        let used = sleeping.used.get();
+        match sleeping.what.get(used) {
+            Some(place) => {
+                place.set(what);
+                sleeping.used.set(used + 1);
+            }
+            None => otherwise(),
+        }
+    });
+}
+
+/// The wait is over, or did not come about.
+pub(crate) fn wake_up() {
+    SLEEPING.with(|sleeping| {
+        for place in &sleeping.what[..sleeping.used.replace(0)] {
+            let (what, generation) = place.get();
+            if what & SET != 0 {
+                epoll::wake_from((what & !SET) as usize);
+            } else if let Some(slot) = slot_at(what, generation) {
+                let less = |sleepers: u32| sleepers.checked_sub(1);
+                let _ = slot.poll_sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+            }
+        }
     });
 }

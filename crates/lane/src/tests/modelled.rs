@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::layout::{
-    CLOSING_AT, KNOWN_AT, LaneRegion, PLACES_AT, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT, TCP_HINT_AT, TCP_READ_AT,
-    TCP_WRITTEN_AT, WORD_AT, WRITER_CPU_AT, WRITER_LOCK_AT,
+    CLOSING_AT, KNOWN_AT, LaneRegion, PLACES_AT, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT, SENDING_AT, TCP_HINT_AT,
+    TCP_READ_AT, TCP_WRITTEN_AT, WORD_AT, WRITER_CPU_AT, WRITER_LOCK_AT,
 };
 use loom::sync::{Arc, Condvar, Mutex};
 use std::collections::VecDeque;
@@ -40,7 +40,7 @@ impl Kernel {
 fn memory() -> SharedMemory {
     let control = 4096;
     let area = 65536;
-    let narrow: Vec<usize> = [CLOSING_AT, WRITER_CPU_AT, READER_CPU_AT, READER_LOCK_AT, WRITER_LOCK_AT]
+    let narrow: Vec<usize> = [CLOSING_AT, WRITER_CPU_AT, SENDING_AT, READER_CPU_AT, READER_LOCK_AT, WRITER_LOCK_AT]
         .iter()
         .map(|at| control + at)
         .chain((0..4).map(|record| area + record * 64 + 8))
@@ -87,6 +87,8 @@ fn model(records: u64, announces: bool, looks_first: bool) {
             from.look();
         }
         loop {
+            let mut asleep = false;
+            let seen = from.published();
             let bound = match from.next() {
                 Next::Record(record) => {
                     read += take(from, record, read, 4);
@@ -95,9 +97,10 @@ fn model(records: u64, announces: bool, looks_first: bool) {
                 Next::Tcp(bound) => bound as usize,
                 Next::Nothing => {
                     // About to sleep.
-                    if !from.stop_looking(from.published()) || from.has_news() {
+                    if !from.sleep(seen) {
                         continue;
                     }
+                    asleep = true;
                     usize::MAX
                 }
                 Next::Lie => panic!("nobody lied"),
@@ -111,6 +114,9 @@ fn model(records: u64, announces: bool, looks_first: bool) {
                 read += 1;
             }
             from.read_by_tcp(bytes.len() as u64);
+            if asleep {
+                from.wake();
+            }
             from.look();
         }
         assert_eq!(read, records * 4, "everything written before the end arrives");
@@ -150,5 +156,42 @@ fn one_that_is_turned_away_publishes_nothing() {
         let published = publish(out, 0, 4) == Published::Done(4);
         handler.join().unwrap();
         assert_eq!(from.has_records(), published);
+    });
+}
+
+/// A second thread of the reader takes what it finds and looks again, whenever it can, while the first one sleeps: what
+/// is published then is never behind the sleeper's back.
+#[test]
+fn nobody_looks_behind_the_back_of_a_sleeper() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let memory = Arc::new(memory());
+        LaneRegion::prepare(&memory, 0);
+        let other = {
+            let memory = memory.clone();
+            loom::thread::spawn(move || {
+                LaneRegion::adopt(&memory).unwrap().lane(0).unwrap().incoming(Side::Second).look()
+            })
+        };
+        let writer = {
+            let memory = memory.clone();
+            loom::thread::spawn(move || {
+                publish(LaneRegion::adopt(&memory).unwrap().lane(0).unwrap().outgoing(Side::First), 0, 4)
+            })
+        };
+        let from = LaneRegion::adopt(&memory).unwrap().lane(0).unwrap().incoming(Side::Second);
+        let seen = from.published();
+        if from.sleep(seen) {
+            assert!(!from.is_looking() && from.published() == seen);
+            let looked = other.join().unwrap();
+            assert!(!(looked && from.is_looking()), "nobody begins to look while one sleeps");
+            writer.join().unwrap();
+            assert_eq!(from.published(), seen, "nothing is published while one sleeps");
+            from.wake();
+        } else {
+            other.join().unwrap();
+            assert_eq!(writer.join().unwrap(), Published::Done(4));
+        }
     });
 }
