@@ -7,7 +7,7 @@ use crate::network::Network;
 use crate::pair::{Link, PATIENCE, Pair, Patience, Role};
 use crate::progress::Progress;
 use crate::rounds::{Record, Shuffle};
-use crate::stats::{Measure, Row, Trial};
+use crate::stats::{Cost, Measure, Row, Trial};
 use crate::transports::{Contestant, Exercise, vi};
 use crate::{BenchError, Options, Report, State};
 use highwire::{Completion, CompletionQueue, Nic, Operation, PostError, Receive, Region, Vi, ViId, ViOptions};
@@ -166,6 +166,7 @@ fn measure(contest: &mut Contest, record: &mut Record<'_>, progress: &Progress) 
             p99: growth,
             count: 1,
             of_floor: None,
+            cost: Cost::default(),
         });
     }
 
@@ -181,7 +182,7 @@ fn measure(contest: &mut Contest, record: &mut Record<'_>, progress: &Progress) 
         for place in &order {
             // The crowd that only warmed up is the peer's first.
             let burst = trial(&mut contest.pair, &mut crowds[*place], place + 1, random.next())?;
-            record.note_crossings(&burst);
+            record.note_crossings(burst.state, burst.before_ns, burst.after_ns);
             record.trials.push(Trial {
                 round,
                 contestant: NAME,
@@ -190,6 +191,7 @@ fn measure(contest: &mut Contest, record: &mut Record<'_>, progress: &Progress) 
                 value: burst.nanoseconds / ROUND_TRIPS as f64 / 2.0,
                 state: burst.state,
                 preempted: burst.preempted,
+                cost: Cost::default(),
             });
             progress.step(round, burst.state);
         }

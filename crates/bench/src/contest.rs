@@ -5,11 +5,13 @@
 
 use crate::connections;
 use crate::pair::{Link, Pair, Role, cpu_ns};
+use crate::transports::programs::Program;
 use crate::transports::{Contestant, Delivery, Exercise, Transport, landing};
 use crate::{BenchError, State};
 use highwire::Landings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// What the driver asks of the second process.
@@ -17,6 +19,8 @@ use std::time::Instant;
 pub(crate) enum Command {
     /// Meet for this contestant, whose messages have up to so many bytes.
     Admit(Contestant, usize),
+    /// Start this contestant's end of a program, which is here.
+    AdmitProgram(Contestant, PathBuf),
     /// Run these trials, one after the other.
     Heat(Vec<Start>),
     /// Take part in one probe.
@@ -123,13 +127,24 @@ impl Contest {
     pub(crate) fn admit(&mut self, contestant: Contestant, size_max: usize) -> Result<(), BenchError> {
         let link = &mut self.pair.link;
         link.tell(&Command::Admit(contestant, size_max), &[])?;
-        match link.let_roam(contestant, MEETING, |link| contestant.meet(link, size_max)) {
-            Ok(transport) => {
-                self.transports.insert(contestant, transport);
-                Ok(())
-            }
-            Err(error) => Err(self.pair.explain(error)),
-        }
+        let met = link.let_roam(contestant, MEETING, |link| contestant.meet(link, size_max));
+        self.welcome(contestant, met)
+    }
+
+    /// The same of one whose two ends are programs.
+    pub(crate) fn admit_program(&mut self, contestant: Contestant, program: &Path) -> Result<(), BenchError> {
+        self.pair.link.tell(&Command::AdmitProgram(contestant, program.to_owned()), &[])?;
+        let met = Program::meet(contestant, &mut self.pair.link, program);
+        self.welcome(contestant, met)
+    }
+
+    fn welcome(
+        &mut self,
+        contestant: Contestant,
+        met: Result<Box<dyn Transport>, BenchError>,
+    ) -> Result<(), BenchError> {
+        self.transports.insert(contestant, met.map_err(|error| self.pair.explain(error))?);
+        Ok(())
     }
 
     pub(crate) fn probe(&mut self) -> Result<f64, BenchError> {
@@ -153,13 +168,15 @@ impl Contest {
                 transport.prepare_for(Role::Driver, exercise, size, start.warm() + count)?;
                 link.meet()?;
                 let (nanoseconds, used) = link.let_roam(start.contestant, exercise, |_| {
-                    transport.lead(exercise, size, start.warm())?;
+                    transport.lead_warm(exercise, size, start.warm())?;
                     let used = cpu_ns();
                     let clock = Instant::now();
                     transport.lead(exercise, size, count)?;
                     Ok((clock.elapsed().as_nanos() as f64, cpu_ns() - used))
                 })?;
                 let (delivery, interfering) = (transport.take_delivery(), transport.interfering());
+                let timing = transport.take_timing();
+                let nanoseconds = timing.map_or(nanoseconds, |timing| timing.nanoseconds);
                 transport.check()?;
                 if start.contestant.needs_tending() {
                     link.meet_tending(|| transport.tend())?;
@@ -167,7 +184,8 @@ impl Contest {
                 let now_waited = link.note_wait();
                 let after_ns = link.probe()?;
                 let peer_now = link.peer_wait();
-                let lost = (now_waited - waited).max(peer_now.saturating_sub(peer_waited));
+                let own = timing.map_or(now_waited - waited, |timing| timing.waited_ns);
+                let lost = own.max(peer_now.saturating_sub(peer_waited));
                 let spinning = link.spinning;
                 let state = if spinning { State::of_trial(before_ns, after_ns) } else { State::OneCore };
                 // On one CPU the two processes wait for each other all the time.
@@ -203,6 +221,9 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
                 let met = link.let_roam(contestant, MEETING, |link| contestant.meet(link, size_max))?;
                 transports.insert(contestant, met);
             }
+            Command::AdmitProgram(contestant, program) => {
+                transports.insert(contestant, Program::meet(contestant, link, &program)?);
+            }
             Command::Heat(starts) => {
                 link.note_wait();
                 link.probe()?;
@@ -213,11 +234,12 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
                     transport.prepare_for(Role::Peer, exercise, size, start.warm() + count)?;
                     link.meet()?;
                     let (landings, used) = link.let_roam(contestant, exercise, |_| {
-                        transport.follow(exercise, size, start.warm())?;
+                        transport.follow_warm(exercise, size, start.warm())?;
                         let (landings, used) = (transport.landings(), cpu_ns());
                         transport.follow(exercise, size, count)?;
                         Ok((landings, cpu_ns() - used))
                     })?;
+                    link.add_wait(transport.take_timing().map_or(0, |timing| timing.waited_ns));
                     link.note_cpu(used);
                     link.note_landed(Landed::between(&landings, &transport.landings()));
                     transport.check()?;

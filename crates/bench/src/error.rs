@@ -69,6 +69,20 @@ pub enum BenchError {
         /// Where in the stream, or in the file.
         place: u64,
     },
+    /// A program of the measurement ended, or said what nobody understands.
+    #[error("a program of {name} failed: {why}")]
+    Program {
+        /// Which contestant, or which program.
+        name: &'static str,
+        /// What it said last.
+        why: String,
+    },
+    /// There is no C program in this executable.
+    #[error("this `highwire` was built without a C compiler for its machine, and has no program to measure with")]
+    NotCompiled,
+    /// A program is not here that a chosen measure needs.
+    #[error("{0}")]
+    Missing(String),
     /// The state asked for did not occur.
     #[error(
         "the CPUs were never {wanted} within {seconds} seconds (the last crossing of a cache line took {last_ns:.0} ns); \

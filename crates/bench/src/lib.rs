@@ -12,11 +12,15 @@
 //! * everybody runs in every round, in an order drawn anew, and rows that are lost are kept.
 #![forbid(unsafe_code)]
 
+mod apps;
 mod connections;
 mod contest;
 mod demo;
 mod error;
+mod folder;
 mod landing;
+mod lane;
+mod launch;
 mod machine;
 mod network;
 mod outsiders;
@@ -35,12 +39,13 @@ mod wire;
 pub use demo::{Demo, DemoRow, demo};
 pub use error::BenchError;
 pub use highwire_mem::kernel_check;
+pub use launch::{OUTSIDER_COMMAND, become_outsider};
 pub use machine::Machine;
 pub use network::{NETWORK_COMMAND, keep_network};
-pub use outsiders::{OUTSIDER_COMMAND, OUTSIDER_SIZES, become_outsider};
+pub use outsiders::OUTSIDER_SIZES;
 pub use pair::{PEER_COMMAND, State};
 pub use report::Report;
-pub use stats::{FLOOR, Measure, Rounds, Row};
+pub use stats::{Cost, FLOOR, Measure, Rounds, Row};
 pub use trace::{Stripe, Trace};
 pub use transports::{Contestant, UnknownContestant};
 
@@ -64,6 +69,11 @@ pub enum Bench {
     Landing,
     /// Latency, bandwidth and file transfers of stream sockets, and what each step on the way to them gains.
     Sockets,
+    /// Latency and bandwidth of a plain C program under `highwire run`, beside the same program without.
+    Lane,
+    /// Requests, bytes, latency and CPU time of servers and clients that know nothing of Highwire, with and without
+    /// `highwire run`.
+    Apps,
 }
 
 impl Bench {
@@ -77,6 +87,8 @@ impl Bench {
             Bench::Wire => "wire",
             Bench::Landing => "landing",
             Bench::Sockets => "sockets",
+            Bench::Lane => "lane",
+            Bench::Apps => "apps",
         }
     }
 
@@ -101,6 +113,12 @@ impl Bench {
                 Exercise::StreamAsleep | Exercise::Interfered => &[],
                 Exercise::File => self.file_sizes(),
             },
+            Bench::Lane => match exercise {
+                Exercise::PingPong => &[4, 64, 1024, 8192, 32768],
+                _ => &[64, 1024, 8192, 65536, 1_048_576],
+            },
+            // Each of its measures has its own.
+            Bench::Apps => &[],
             Bench::Latency | Bench::Bandwidth => &[4, 64, 240, 1024, 4096, 8192, 32768, 65536, 262_144, 1_048_576],
             Bench::Pipelining => &[8192, 65536, 1_048_576],
             Bench::Connections => &[1, 100, 1000],
@@ -121,6 +139,7 @@ impl Bench {
             Bench::Connections => 4000,
             Bench::Wire => 4 << 20,
             Bench::Landing => 256 << 20,
+            Bench::Apps => 1 << 30,
             _ => 16 << 20,
         }
     }
@@ -145,6 +164,8 @@ impl Bench {
             Bench::Wire => WIRE,
             Bench::Landing => LANDING,
             Bench::Sockets => SOCKETS,
+            Bench::Lane => LANE,
+            Bench::Apps => APPS,
         }
     }
 
@@ -154,6 +175,8 @@ impl Bench {
             Bench::Wire => WIRE,
             Bench::Landing => LANDING,
             Bench::Sockets => SOCKETS,
+            Bench::Lane => LANE,
+            Bench::Apps => APPS,
             _ => &Contestant::ALL[..11],
         }
     }
@@ -170,6 +193,8 @@ pub struct Options {
     pub sizes: Vec<usize>,
     /// Contestants; none for the usual ones.
     pub contestants: Vec<Contestant>,
+    /// For [`Bench::Apps`]: what to measure; none for everything.
+    pub measures: Vec<Measure>,
     /// Measure in this state only, and wait for it.
     pub state: Option<State>,
     /// Both processes on one CPU.
@@ -193,6 +218,7 @@ impl Options {
             seconds: 20.0,
             sizes: Vec::new(),
             contestants: Vec::new(),
+            measures: Vec::new(),
             state: None,
             one_core: false,
             peers: false,
@@ -245,6 +271,8 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
         Bench::Connections => connections::run(options, began),
         Bench::Latency | Bench::Bandwidth | Bench::Pipelining => rounds::run(options, began),
         Bench::Wire | Bench::Landing | Bench::Sockets => wire::run(options, began),
+        Bench::Lane => lane::run(options, began),
+        Bench::Apps => apps::run(options, began),
     }
 }
 
@@ -315,3 +343,18 @@ const SOCKETS: &[Contestant] = &[
     Contestant::Tcp,
     Contestant::Copy,
 ];
+
+/// Everybody of `bench lane`.
+const LANE: &[Contestant] = &[
+    Contestant::RunSpin,
+    Contestant::RunBlock,
+    Contestant::RunOneEnd,
+    Contestant::TcpSpin,
+    Contestant::TcpBlock,
+    Contestant::UnixSpin,
+    Contestant::RunBlockOneCore,
+    Contestant::TcpBlockOneCore,
+];
+
+/// Everybody of `bench apps`.
+const APPS: &[Contestant] = &[Contestant::Plain, Contestant::Highwire];

@@ -13,6 +13,7 @@
 //! What a keeper left behind that was itself killed, the next one removes; names tell whose it was.
 
 use crate::BenchError;
+use crate::launch;
 use crate::pair::{Role, own_executable};
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
@@ -258,12 +259,8 @@ fn ip(arguments: &[&str]) -> Result<(), MakeError> {
     Err(MakeError::Refused { command: command(), said })
 }
 
-/// Where a program is. Administrators' programs are often not on the path of other users.
 fn find(program: &'static str, package: &'static str) -> Result<PathBuf, MakeError> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    let found = places.map(|place| place.join(program)).find(|candidate| candidate.is_file());
-    found.ok_or(MakeError::Missing { program, package })
+    launch::find(program).ok_or(MakeError::Missing { program, package })
 }
 
 fn place(role: Role) -> usize {

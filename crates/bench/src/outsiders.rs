@@ -6,32 +6,19 @@
 //! only, and in as many rounds as half of the time allows.
 
 use crate::contest::Contest;
-use crate::pair::{die_with, own_executable, pin};
+use crate::launch::{self, Way, finish, free_port};
 use crate::rounds::Record;
-use crate::stats::{Measure, Trial};
+use crate::stats::{Cost, Measure, Trial};
 use crate::transports::Exercise;
 use crate::{BenchError, Options, State};
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::process::CommandExt;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
-
-/// The hidden subcommand that becomes another program on a given CPU.
-pub const OUTSIDER_COMMAND: &str = "bench-outsider";
 
 /// The sizes at which other libraries take part.
 pub const OUTSIDER_SIZES: [usize; 3] = [4, 8192, 32768];
-
-/// What a process does whose first argument is [`OUTSIDER_COMMAND`]: it goes to `cpu`, makes sure to
-/// end with `parent`, and becomes `program`. Returns only if that fails.
-pub fn become_outsider(parent: u32, cpu: usize, program: &str, arguments: &[String]) -> BenchError {
-    if let Err(error) = die_with(parent).and_then(|()| pin(&[cpu])) {
-        return error;
-    }
-    BenchError::Start(Command::new(program).args(arguments).exec())
-}
 
 /// One other library, and the program that measures it.
 #[derive(Clone, Debug)]
@@ -69,7 +56,7 @@ impl Outsiders {
         if options.peers && !spinning {
             notes.push("--peers has no effect on one CPU: the other libraries spin".to_owned());
         } else if options.peers {
-            match find_ucx() {
+            match launch::find("ucx_perftest") {
                 Some(program) => outsiders.extend(ucx(&program)),
                 None => notes
                     .push("UCX IS MISSING: ucx_perftest is not installed (Debian: apt install ucx-utils)".to_owned()),
@@ -131,6 +118,7 @@ impl Outsiders {
                     value,
                     state: State::of_trial(before, after),
                     preempted: false,
+                    cost: Cost::default(),
                 })),
                 Err(why) => {
                     self.failures.push(format!("{} FAILED and takes no further part: {why}", outsider.name));
@@ -162,11 +150,6 @@ fn ucx(program: &Path) -> [Outsider; 2] {
 fn iceoryx2(program: &Path) -> [Outsider; 2] {
     let outsider = |name| Outsider { name, program: program.to_owned(), kind: Kind::Peers(name) };
     [outsider("iceoryx2"), outsider("iceoryx2-copied")]
-}
-
-fn find_ucx() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|directory| directory.join("ucx_perftest")).find(|program| program.is_file())
 }
 
 /// Beside this executable, in the source tree it was built from, or where the user says.
@@ -206,8 +189,8 @@ impl Outsider {
             let mut last = String::new();
             for _ in 0..CONNECT_TRIES {
                 let leading = self.start(cpus.0, &leading)?;
-                match finish(leading) {
-                    Ok(output) => return self.parse(exercise, size, count, &output),
+                match finish(leading, TIMEOUT) {
+                    Ok(ended) => return self.parse(exercise, size, count, &ended.output),
                     Err(why) => last = why,
                 }
                 std::thread::sleep(Duration::from_millis(10));
@@ -218,21 +201,16 @@ impl Outsider {
         if figures.is_err() {
             let _ = answering.kill();
         }
-        let answered = finish(answering);
+        let answered = finish(answering, TIMEOUT);
         figures.and_then(|figures| answered.map(|_| figures))
     }
 
     fn start(&self, cpu: usize, arguments: &str) -> Result<Child, String> {
-        own_executable()
+        launch::command(Way::Plain, cpu, &self.program)
             .map_err(|error| error.to_string())?
-            .args([OUTSIDER_COMMAND, &std::process::id().to_string(), &cpu.to_string()])
-            .arg(&self.program)
             .args(arguments.split_whitespace())
             .env("UCX_TLS", "posix,self")
             .env("UCX_WARN_UNUSED_ENV_VARS", "n")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("{}: {error}", self.program.display()))
     }
@@ -277,32 +255,6 @@ fn parse_ucx(output: &str) -> Result<(f64, f64), String> {
     }
 }
 
-/// Waits for a child that prints little; an error is what it said last.
-fn finish(mut child: Child) -> Result<String, String> {
-    let deadline = Instant::now() + TIMEOUT;
-    let ended = loop {
-        match child.try_wait() {
-            Ok(Some(_)) => break true,
-            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(4)),
-            Ok(None) | Err(_) => break false,
-        }
-    };
-    if !ended {
-        let _ = child.kill();
-    }
-    let output = child.wait_with_output().map_err(|error| error.to_string())?;
-    if ended && output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-    Err(format!("{}: {said}", output.status))
-}
-
-fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
 fn messages(exercise: Exercise, size: usize) -> usize {
     match exercise {
         Exercise::PingPong if size <= 1024 => 20_000,
@@ -338,14 +290,5 @@ mod tests {
         let figures = zero_copy.parse(Exercise::Stream, 8192, 1000, "1000000\n").unwrap();
         assert_eq!(figures, [(Measure::BandwidthGbS, 8.192), (Measure::MessagesPerS, 1e6)]);
         assert!(zero_copy.parse(Exercise::Stream, 8192, 1000, "panicked").is_err());
-    }
-
-    #[test]
-    fn a_program_that_fails_is_quoted() {
-        let mut failing = Command::new("sh");
-        failing.args(["-c", "echo first >&2; echo no such device >&2; exit 3"]);
-        let child = failing.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let why = finish(child).unwrap_err();
-        assert!(why.contains("no such device") && why.contains('3'), "{why}");
     }
 }

@@ -129,6 +129,8 @@ pub(crate) struct Link {
     rests: u64,
     ball: u64,
     schedule: Option<File>,
+    /// How long programs that this process started have waited for their CPU.
+    programs_waited: u64,
 }
 
 impl Link {
@@ -147,7 +149,13 @@ impl Link {
             rests: 0,
             ball: 0,
             schedule: schedule(),
+            programs_waited: 0,
         }
+    }
+
+    /// CPUs of the driver and of the peer.
+    pub(crate) fn cpus(&self) -> (usize, usize) {
+        self.cpus
     }
 
     /// Lets this thread, and those it starts, have both CPUs for as long as `roam` takes, if they are to.
@@ -282,9 +290,14 @@ impl Link {
         Landed { hits, copied, packets }
     }
 
+    /// Counts what a program that this process started has waited for its CPU.
+    pub(crate) fn add_wait(&mut self, nanoseconds: u64) {
+        self.programs_waited += nanoseconds;
+    }
+
     /// Notes, for the other side too, how long this process has waited for its CPU so far.
     pub(crate) fn note_wait(&mut self) -> u64 {
-        let waited = self.schedule.as_ref().and_then(waited_ns).unwrap_or(0);
+        let waited = self.schedule.as_ref().and_then(waited_ns).unwrap_or(0) + self.programs_waited;
         let mine = if self.role == Role::Driver { DRIVER_WAITED } else { PEER_WAITED };
         self.words.store(mine, waited);
         waited

@@ -1,6 +1,7 @@
 //! Plots of a report, as SVG.
 
 use crate::BenchError;
+use crate::apps;
 use crate::landing::{self, heights};
 use crate::report::{Report, figure, title};
 use crate::sockets;
@@ -22,7 +23,7 @@ pub(crate) fn all(report: &Report, directory: &Path) -> Result<Vec<(String, Stri
         let name = format!("{}-{}.svg", report.bench, measure.name());
         let svg = draw(directory, &name, (960, 600), |sheet| figures(report, measure, sheet))?;
         plots.push((name, svg));
-        if let Some(floor) = report.floor(measure) {
+        if let Some(floor) = report.floor_label(measure) {
             let name = format!("{}-{}-of-floor.svg", report.bench, measure.name());
             let svg = draw(directory, &name, (960, 600), |sheet| ratios(report, measure, floor, sheet))?;
             plots.push((name, svg));
@@ -31,9 +32,20 @@ pub(crate) fn all(report: &Report, directory: &Path) -> Result<Vec<(String, Stri
     if report.bench == "landing" {
         for figure in landing::FIGURES {
             let name = format!("{}-{}.svg", report.bench, figure.file);
-            let svg = draw(directory, &name, (720, 480), |sheet| bars(report, figure, sheet))?;
+            let caption = format!("{}, {}", figure.title, report.state);
+            let label = |value| crate::report::figure(Measure::BandwidthGbS, value);
+            let bars = heights(report, figure);
+            let svg = draw(directory, &name, (720, 480), |sheet| draw_bars(&bars, &caption, label, sheet))?;
             plots.push((name, svg));
         }
+    }
+    if report.bench == "apps" {
+        let name = format!("{}-ratio.svg", report.bench);
+        let bars = apps::heights(report);
+        let caption = format!("Under `highwire run`, as a multiple of plain, {} (more is better)", report.state);
+        let extent = (960, 120 + 40 * bars.len() as u32);
+        let svg = draw(directory, &name, extent, |sheet| draw_bars(&bars, &caption, crate::report::short, sheet))?;
+        plots.push((name, svg));
     }
     if report.bench == "sockets" {
         for figure in sockets::FIGURES {
@@ -160,39 +172,39 @@ fn lines(
     Ok(())
 }
 
-/// A bar for everybody in a figure, with a line from p10 to p90.
-fn bars(report: &Report, of: &landing::Figure, sheet: &Sheet<'_>) -> Drawn {
-    let bars = heights(report, of);
+/// A bar for each name, the first at the top, with a line from p10 to p90. Names lie beside them, however long.
+fn draw_bars(bars: &[(String, [f64; 3])], caption: &str, label: impl Fn(f64) -> String, sheet: &Sheet<'_>) -> Drawn {
     let high = bars.iter().map(|(_, [.., high])| *high).fold(0.0, f64::max);
     if high <= 0.0 {
         return Ok(());
     }
-    let caption = format!("{}, {}", of.title, report.state);
+    let longest = bars.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
     // In tenths of a place, each bar in the middle of its own.
     let end = bars.len() as i32 * 10;
     let mut chart = ChartBuilder::on(sheet)
         .caption(caption, ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(40)
-        .y_label_area_size(80)
-        .build_cartesian_2d(0..end, 0.0..high * 1.1)?;
+        .y_label_area_size(longest as u32 * 8)
+        .build_cartesian_2d(0.0..high * 1.1, 0..end)?;
     chart
         .configure_mesh()
-        .x_labels(bars.len() * 2 + 1)
-        .x_label_formatter(&|place| {
-            let bar = (place % 10 == 5).then(|| bars.get(usize::try_from(place / 10).ok()?)).flatten();
+        .y_labels(bars.len() * 2 + 1)
+        .y_label_formatter(&|place| {
+            let from_top = (place % 10 == 5).then(|| usize::try_from((end - place) / 10).ok()).flatten();
+            let bar = from_top.and_then(|place| bars.get(place));
             bar.map_or(String::new(), |(name, _)| name.clone())
         })
-        .y_label_formatter(&|value| figure(Measure::BandwidthGbS, *value))
-        .disable_x_mesh()
+        .x_label_formatter(&|value| label(*value))
+        .disable_y_mesh()
         .light_line_style(WHITE.mix(0.0))
         .label_style(("sans-serif", 13))
         .draw()?;
     for (place, (_, [low, median, high])) in bars.iter().enumerate() {
-        let middle = place as i32 * 10 + 5;
+        let middle = end - 5 - place as i32 * 10;
         let colour = Palette99::pick(place).to_rgba();
-        chart.draw_series([Rectangle::new([(middle - 3, 0.0), (middle + 3, *median)], colour.mix(0.7).filled())])?;
-        chart.draw_series([PathElement::new([(middle, *low), (middle, *high)], BLACK.stroke_width(2))])?;
+        chart.draw_series([Rectangle::new([(0.0, middle - 3), (*median, middle + 3)], colour.mix(0.7).filled())])?;
+        chart.draw_series([PathElement::new([(*low, middle), (*high, middle)], BLACK.stroke_width(2))])?;
     }
     Ok(())
 }
@@ -251,6 +263,7 @@ mod tests {
             p99: median * 2.0,
             count: 3,
             of_floor: Some(median / 50.0),
+            cost: Default::default(),
         };
         Report {
             bench: "pipelining".to_owned(),

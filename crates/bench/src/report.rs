@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 /// Everything that one run of a benchmark says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire`, `landing` or `sockets`.
+    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire`, `landing`, `sockets`, `lane` or
+    /// `apps`.
     pub bench: String,
     /// The command line.
     pub command: String,
@@ -51,10 +52,17 @@ impl Report {
         self.rows.iter().find(|row| row.contestant == contestant && row.measure == measure && row.size == size)
     }
 
-    /// The contestant to whom the others are compared, where it took part.
+    /// The contestant to whom all others are compared, where there is one and it took part.
     pub(crate) fn floor(&self, measure: Measure) -> Option<&'static str> {
-        let floor = floor(&self.bench, measure);
-        self.contestants(measure).contains(&floor).then_some(floor)
+        let contestants = self.contestants(measure);
+        let floor = floor(&self.bench, measure, contestants.first()?);
+        (self.bench != "lane" && contestants.contains(&floor)).then_some(floor)
+    }
+
+    /// What it is called to whom contestants are compared.
+    pub(crate) fn floor_label(&self, measure: Measure) -> Option<&'static str> {
+        let compared = || self.rows.iter().any(|row| row.measure == measure && row.of_floor.is_some());
+        if self.bench == "lane" { compared().then_some("TCP that waits alike") } else { self.floor(measure) }
     }
 
     /// The report as text for a terminal.
@@ -79,6 +87,12 @@ impl Report {
         }
         if self.bench == "sockets" {
             text.push_str(&crate::sockets::tables(self));
+        }
+        if self.bench == "lane" {
+            text.push_str(&crate::lane::tables(self));
+        }
+        if self.bench == "apps" {
+            text.push_str(&crate::apps::tables(self));
         }
         for measure in self.measures_by_size() {
             self.table(measure, &mut text);
@@ -122,8 +136,8 @@ impl Report {
         if self.bench == "landing" {
             measures.retain(|measure| matches!(measure, Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb));
         }
-        // Files have a table of their own.
-        measures.retain(|measure| *measure != Measure::FileMbS);
+        // Files have a table of their own, and so have programs.
+        measures.retain(|measure| *measure != Measure::FileMbS && !Measure::APPS.contains(measure));
         measures
     }
 
@@ -147,8 +161,8 @@ impl Report {
     /// Contestants by sizes, as many sizes beside each other as fit.
     fn table(&self, measure: Measure, text: &mut String) {
         let contestants = self.contestants(measure);
-        let floor = self.floor(measure);
-        let ratio = floor.map_or(String::new(), |floor| format!(", × {floor}"));
+        let floor_of = |contestant: &str| self.floor_label(measure).map(|_| floor(&self.bench, measure, contestant));
+        let ratio = self.floor_label(measure).map_or(String::new(), |floor| format!(", × {floor}"));
         let _ = writeln!(text, "\n{}: median [p10–p90]{ratio}", title(measure));
         for sizes in self.sizes(measure).chunks(SIZES_BESIDE) {
             let mut lines =
@@ -156,6 +170,7 @@ impl Report {
             for contestant in &contestants {
                 let rows: Vec<Option<&Row>> = sizes.iter().map(|size| self.row(contestant, measure, *size)).collect();
                 if rows.iter().any(Option::is_some) {
+                    let floor = floor_of(contestant);
                     let cells = rows.into_iter().map(|row| row.map_or("–".to_owned(), |row| cell(row, floor)));
                     lines.push([(*contestant).to_owned()].into_iter().chain(cells).collect());
                 }
@@ -265,6 +280,16 @@ pub(crate) fn title(measure: Measure) -> &'static str {
         Measure::CopiedPackets => "Packets of 100,000 copied to their place",
         Measure::InterferingPackets => "Packets of others sent among 100,000",
         Measure::FileMbS => "Transfer of a file from memory to memory",
+        Measure::RedisGetC1Rps => "redis GET, one connection",
+        Measure::RedisSetC1Rps => "redis SET, one connection",
+        Measure::RedisGetC50Rps => "redis GET, 50 connections",
+        Measure::RedisGetC50P16Rps => "redis GET, 50 connections, 16 at a time",
+        Measure::NginxC1Rps => "nginx, one connection",
+        Measure::NginxC32Rps => "nginx, 32 connections",
+        Measure::NginxCloseRps => "nginx, a connection for each request",
+        Measure::FtpCurlMbS => "vsftpd to curl",
+        Measure::Iperf3GbS => "iperf3",
+        Measure::MemcachedGetC1Rps => "memcached GET, one connection",
     }
 }
 
@@ -294,18 +319,21 @@ fn unit(measure: Measure, value: f64) -> (&'static str, f64) {
         Measure::LatencyNs if value >= 999_500.0 => ("ms", 1e6),
         Measure::LatencyNs if value >= 999.5 => ("µs", 1e3),
         Measure::LatencyNs => ("ns", 1.0),
-        Measure::BandwidthGbS if value < 0.9995 => ("MB/s", 1e-3),
-        Measure::BandwidthGbS => ("GB/s", 1.0),
-        Measure::MessagesPerS if value >= 999_500.0 => ("M/s", 1e6),
-        Measure::MessagesPerS if value >= 999.5 => ("k/s", 1e3),
-        Measure::MessagesPerS => ("/s", 1.0),
+        Measure::BandwidthGbS | Measure::Iperf3GbS if value < 0.9995 => ("MB/s", 1e-3),
+        Measure::BandwidthGbS | Measure::Iperf3GbS => ("GB/s", 1.0),
+        _ if measure == Measure::MessagesPerS || measure.counts_requests() => match value {
+            value if value >= 999_500.0 => ("M/s", 1e6),
+            value if value >= 999.5 => ("k/s", 1e3),
+            _ => ("/s", 1.0),
+        },
         Measure::MemoryBytes if value.abs() >= 1_048_576.0 => ("MiB", 1_048_576.0),
         Measure::MemoryBytes => ("KiB", 1024.0),
         Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb if value < 0.9995 => ("ms/GB", 1e-3),
         Measure::SenderCpuSPerGb | Measure::ReceiverCpuSPerGb => ("s/GB", 1.0),
         Measure::SuccessPercent => ("%", 1.0),
         Measure::FailedPackets | Measure::CopiedPackets | Measure::InterferingPackets => ("packets", 1.0),
-        Measure::FileMbS => ("MB/s", 1.0),
+        // Whatever is left.
+        _ => ("MB/s", 1.0),
     }
 }
 
@@ -340,6 +368,7 @@ const SIZES_BESIDE: usize = 4;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::stats::Cost;
     use crate::{Contestant, FLOOR};
 
     pub(crate) fn sample() -> Report {
@@ -353,6 +382,7 @@ pub(crate) mod tests {
             p99: median * 2.0,
             count: 12,
             of_floor,
+            cost: Cost::default(),
         };
         Report {
             bench: "latency".to_owned(),
@@ -393,6 +423,7 @@ pub(crate) mod tests {
             p99: median * 1.2,
             count: 5,
             of_floor,
+            cost: Cost::default(),
         }
     }
 
@@ -428,7 +459,10 @@ pub(crate) mod tests {
             Measure::CopiedPackets,
             Measure::InterferingPackets,
             Measure::FileMbS,
-        ] {
+        ]
+        .into_iter()
+        .chain(Measure::APPS)
+        {
             assert_eq!(serde_json::to_value(measure).unwrap(), measure.name());
         }
         assert_eq!(Measure::SenderCpuSPerGb.name(), "sender_cpu_s_per_gb");

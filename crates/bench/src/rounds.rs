@@ -8,12 +8,14 @@
 //! ```
 
 use crate::contest::{Burst, Contest, Start, WARM_AREA_BYTES};
+use crate::folder::Folder;
 use crate::network::Network;
 use crate::outsiders::Outsiders;
 use crate::pair::{Link, Pair};
 use crate::progress::Progress;
 use crate::report::size_label;
-use crate::stats::{Measure, Trial, median, select};
+use crate::stats::{Cost, Measure, Trial, median, select};
+use crate::transports::programs::{PINGPONG, unpack};
 use crate::transports::{Contestant, Exercise, files};
 use crate::{Bench, BenchError, Machine, Options, Report, State};
 use std::collections::BTreeMap;
@@ -37,8 +39,13 @@ pub(crate) fn measure(mut record: Record<'_>, network: &Network) -> Result<Repor
     let mut contest = Contest::open(pair);
     let of_messages = |(exercise, size)| (exercise != Exercise::File).then_some(size);
     let size_max = options.programme().into_iter().filter_map(of_messages).max().unwrap_or(1);
+    let folder = (options.bench == Bench::Lane).then(Folder::for_programs).transpose()?;
+    let pingpong = folder.as_ref().map(|folder| unpack(folder, "pingpong", PINGPONG)).transpose()?;
     for contestant in &contestants {
-        contest.admit(*contestant, size_max)?;
+        match &pingpong {
+            Some(program) => contest.admit_program(*contestant, program)?,
+            None => contest.admit(*contestant, size_max)?,
+        }
     }
     let progress = Progress::new(options, began);
     progress.say("calibrating");
@@ -233,7 +240,7 @@ impl<'a> Record<'a> {
             *sent += delivery.sent;
             *arrived += delivery.bytes;
         }
-        self.note_crossings(burst);
+        self.note_crossings(burst.state, burst.before_ns, burst.after_ns);
         self.trials.extend(figures.into_iter().map(|(measure, value)| Trial {
             round,
             contestant: contestant.name(),
@@ -242,12 +249,13 @@ impl<'a> Record<'a> {
             value,
             state: burst.state,
             preempted: burst.preempted,
+            cost: Cost::default(),
         }));
     }
 
-    pub(crate) fn note_crossings(&mut self, burst: &Burst) {
-        self.crossings.push((burst.state, (burst.before_ns + burst.after_ns) / 2.0));
-        self.last_crossing = burst.after_ns;
+    pub(crate) fn note_crossings(&mut self, state: State, before_ns: f64, after_ns: f64) {
+        self.crossings.push((state, (before_ns + after_ns) / 2.0));
+        self.last_crossing = after_ns;
     }
 
     /// The rows, and what is needed to judge them.
@@ -336,7 +344,8 @@ fn calibrate(
     let mut starts: Vec<Start> = contestants.iter().copied().map(start).collect();
     contest.heat(&starts)?;
     // A few messages take as long as it takes to begin: what they say is tried, and corrected.
-    let tries = if matches!(bench, Bench::Wire | Bench::Sockets) && exercise == Exercise::PingPong { 3 } else { 1 };
+    let corrected = matches!(bench, Bench::Wire | Bench::Sockets | Bench::Lane) && exercise == Exercise::PingPong;
+    let tries = if corrected { 3 } else { 1 };
     let (mut warm, mut expected) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..tries {
         let clock = Instant::now();
@@ -347,6 +356,7 @@ fn calibrate(
             let each = burst.nanoseconds / start.count as f64;
             start.count = match bench {
                 Bench::Wire | Bench::Landing => messages_on_a_wire(exercise, each),
+                Bench::Lane => messages_of_a_program(exercise, size, each),
                 Bench::Sockets if !matches!(start.contestant, Contestant::Vi | Contestant::ViBuffered) => {
                     messages_of_a_stream(start, each)
                 }
@@ -405,6 +415,15 @@ fn messages_of_a_stream(start: &Start, each_ns: f64) -> usize {
     ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, STREAM_SOCKET_WRITES_MAX)
 }
 
+/// The same of a program, which has to be told to begin, and to be heard.
+fn messages_of_a_program(exercise: Exercise, size: usize, each_ns: f64) -> usize {
+    let (nanoseconds, least) = match exercise {
+        Exercise::PingPong => (WIRE_PING_PONG_NS, 16),
+        _ => (WIRE_STREAM_SOCKET_NS, (STREAM_SOCKET_BYTES_LEAST / size).clamp(4, 64)),
+    };
+    ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, STREAM_SOCKET_WRITES_MAX)
+}
+
 /// The same on a wire, where much is under way at a time, and a window has to open again after a rest.
 fn messages_on_a_wire(exercise: Exercise, each_ns: f64) -> usize {
     let (nanoseconds, least) = match exercise {
@@ -422,10 +441,11 @@ impl Bench {
         match self {
             Bench::Latency | Bench::Connections => &[Exercise::PingPong],
             Bench::Bandwidth => &[Exercise::Stream],
-            Bench::Pipelining => &[Exercise::PingPong, Exercise::Stream],
+            Bench::Pipelining | Bench::Lane => &[Exercise::PingPong, Exercise::Stream],
             Bench::Wire => &[Exercise::PingPong, Exercise::Stream, Exercise::StreamAsleep],
             Bench::Landing => &[Exercise::Stream, Exercise::StreamAsleep, Exercise::Interfered],
             Bench::Sockets => &[Exercise::PingPong, Exercise::Stream, Exercise::File],
+            Bench::Apps => &[],
         }
     }
 
@@ -444,7 +464,9 @@ impl Bench {
                 vec![(Measure::BandwidthGbS, bandwidth)]
             }
             (Exercise::File, _) => vec![(Measure::FileMbS, 1e3 * bandwidth)],
-            (Exercise::Stream, Bench::Pipelining | Bench::Wire) => vec![(Measure::BandwidthGbS, bandwidth)],
+            (Exercise::Stream, Bench::Pipelining | Bench::Wire | Bench::Lane) => {
+                vec![(Measure::BandwidthGbS, bandwidth)]
+            }
             (Exercise::Stream, Bench::Landing) if start.contestant.has_destination() => {
                 vec![(Measure::BandwidthGbS, bandwidth)]
             }
@@ -554,6 +576,10 @@ mod tests {
         assert_eq!(sock(Exercise::Stream, 64, 40.0), 50_000);
         assert_eq!(sock(Exercise::Stream, 4, 1.0), STREAM_SOCKET_WRITES_MAX);
         assert_eq!(sock(Exercise::Stream, 1 << 20, 1e9), 4);
+        let program = |exercise, size, each| messages_of_a_program(exercise, size, each);
+        assert_eq!(program(Exercise::PingPong, 4, 300.0), 10_000);
+        assert_eq!(program(Exercise::PingPong, 4, 1e9), 16);
+        assert_eq!(program(Exercise::Stream, 1 << 20, 1e9), 4);
         let sealed = start(Contestant::SockUdpSealed, Exercise::Stream, 32768);
         assert_eq!(messages_of_a_stream(&sealed, 20_000.0), 500);
     }

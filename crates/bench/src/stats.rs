@@ -12,9 +12,14 @@ use std::collections::BTreeMap;
 /// The contestant to whom all others are compared, but for [`floor`]'s exceptions.
 pub const FLOOR: &str = "raw-ring";
 
-/// The contestant to whom the others of a benchmark are compared.
-pub(crate) fn floor(bench: &str, measure: Measure) -> &'static str {
+/// The contestant to whom a contestant of a benchmark is compared.
+pub(crate) fn floor(bench: &str, measure: Measure, contestant: &str) -> &'static str {
     match (bench, measure) {
+        // A program under `highwire run` is compared to the same program without.
+        ("lane", _) if contestant.ends_with("-spin") => Contestant::TcpSpin.name(),
+        ("lane", _) if contestant.ends_with("-one-core") => Contestant::TcpBlockOneCore.name(),
+        ("lane", _) => Contestant::TcpBlock.name(),
+        ("apps", _) => Contestant::Plain.name(),
         ("wire", Measure::LatencyNs) => Contestant::UdpSpin.name(),
         ("wire", _) => Contestant::TcpBlock.name(),
         ("landing", _) => Contestant::Copying.name(),
@@ -52,9 +57,53 @@ pub enum Measure {
     InterferingPackets,
     /// Bytes of a file in a microsecond.
     FileMbS,
+    /// Requests of redis in a second: GET over one connection.
+    #[serde(rename = "redis_get_c1_rps")]
+    RedisGetC1Rps,
+    /// The same of SET.
+    #[serde(rename = "redis_set_c1_rps")]
+    RedisSetC1Rps,
+    /// GET over 50 connections.
+    #[serde(rename = "redis_get_c50_rps")]
+    RedisGetC50Rps,
+    /// The same, 16 requests at a time on each.
+    #[serde(rename = "redis_get_c50_p16_rps")]
+    RedisGetC50P16Rps,
+    /// Requests of nginx in a second over one connection that is kept.
+    #[serde(rename = "nginx_c1_rps")]
+    NginxC1Rps,
+    /// The same over 32 connections.
+    #[serde(rename = "nginx_c32_rps")]
+    NginxC32Rps,
+    /// The same, 32 at a time, each request over a connection of its own.
+    #[serde(rename = "nginx_close_rps")]
+    NginxCloseRps,
+    /// Bytes of a file in a microsecond, from vsftpd to curl.
+    #[serde(rename = "ftp_curl_mb_s")]
+    FtpCurlMbS,
+    /// Bytes of iperf3 in a nanosecond.
+    #[serde(rename = "iperf3_gb_s")]
+    Iperf3GbS,
+    /// Requests of memcached in a second: GET over one connection.
+    #[serde(rename = "memcached_get_c1_rps")]
+    MemcachedGetC1Rps,
 }
 
 impl Measure {
+    /// Those of `bench apps`, in the order of its reports.
+    pub const APPS: [Measure; 10] = [
+        Measure::RedisGetC1Rps,
+        Measure::RedisSetC1Rps,
+        Measure::RedisGetC50Rps,
+        Measure::RedisGetC50P16Rps,
+        Measure::NginxC1Rps,
+        Measure::NginxC32Rps,
+        Measure::NginxCloseRps,
+        Measure::FtpCurlMbS,
+        Measure::Iperf3GbS,
+        Measure::MemcachedGetC1Rps,
+    ];
+
     /// Its name, as in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -69,17 +118,33 @@ impl Measure {
             Measure::CopiedPackets => "copied_packets",
             Measure::InterferingPackets => "interfering_packets",
             Measure::FileMbS => "file_mb_s",
+            Measure::RedisGetC1Rps => "redis_get_c1_rps",
+            Measure::RedisSetC1Rps => "redis_set_c1_rps",
+            Measure::RedisGetC50Rps => "redis_get_c50_rps",
+            Measure::RedisGetC50P16Rps => "redis_get_c50_p16_rps",
+            Measure::NginxC1Rps => "nginx_c1_rps",
+            Measure::NginxC32Rps => "nginx_c32_rps",
+            Measure::NginxCloseRps => "nginx_close_rps",
+            Measure::FtpCurlMbS => "ftp_curl_mb_s",
+            Measure::Iperf3GbS => "iperf3_gb_s",
+            Measure::MemcachedGetC1Rps => "memcached_get_c1_rps",
         }
     }
 
     /// True if less is better.
     pub fn less_is_better(self) -> bool {
-        !matches!(self, Measure::BandwidthGbS | Measure::MessagesPerS | Measure::SuccessPercent | Measure::FileMbS)
+        use Measure::{BandwidthGbS, FileMbS, MessagesPerS, SuccessPercent};
+        !matches!(self, BandwidthGbS | MessagesPerS | SuccessPercent | FileMbS) && !Measure::APPS.contains(&self)
     }
 
     /// True if a trial is longer than a state of the machine may be, so that it is of none.
     fn outlasts_states(self) -> bool {
-        self == Measure::FileMbS
+        self == Measure::FileMbS || Measure::APPS.contains(&self)
+    }
+
+    /// True if it is in requests for a second, rather than in bytes.
+    pub(crate) fn counts_requests(self) -> bool {
+        self.name().ends_with("_rps")
     }
 
     /// True if the figure is from a trial that another measure already stands for.
@@ -105,6 +170,30 @@ pub(crate) struct Trial {
     pub(crate) state: State,
     /// One of the processes lost its CPU for a while.
     pub(crate) preempted: bool,
+    pub(crate) cost: Cost,
+}
+
+/// What requests cost, where a trial is many of them: in `bench apps`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Ninety-nine of a hundred requests were answered within so many microseconds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub latency_p99_us: Option<f64>,
+    /// CPU microseconds of server and client, in themselves and in the kernel: for a request, or for a gigabyte where
+    /// bytes are measured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cpu_us: Option<f64>,
+}
+
+impl Cost {
+    /// The medians of some.
+    fn median(costs: &[Cost]) -> Cost {
+        let of = |figure: fn(&Cost) -> Option<f64>| {
+            let values: Vec<f64> = costs.iter().filter_map(figure).collect();
+            (!values.is_empty()).then(|| median(&values))
+        };
+        Cost { latency_p99_us: of(|cost| cost.latency_p99_us), cpu_us: of(|cost| cost.cpu_us) }
+    }
 }
 
 /// What all trials of one contestant at one size say.
@@ -129,9 +218,12 @@ pub struct Row {
     pub count: usize,
     /// Median over the rounds of the ratio to the floor (`raw-ring`; in `bench wire`, `udp-spin` for
     /// latency and `tcp-block` for the rest; in `bench landing`, `copying`; in `bench sockets`, `vi` for latency,
-    /// `vi-buffered` for bandwidth, `tcp-nagle` for messages and `copy` for files); nothing where that did not take
-    /// part.
+    /// `vi-buffered` for bandwidth, `tcp-nagle` for messages and `copy` for files; in `bench lane`, the same program
+    /// over TCP that waits in the same way; in `bench apps`, `plain`); nothing where that did not take part.
     pub of_floor: Option<f64>,
+    /// What a request costs, the median over the trials, where that is measured.
+    #[serde(flatten)]
+    pub cost: Cost,
 }
 
 /// How many rounds fell into which state.
@@ -244,18 +336,21 @@ fn rows(bench: &str, kept: &[&Trial]) -> Vec<Row> {
     order.sort_by_key(|name| (known(name).unwrap_or(usize::MAX), *name));
     order.dedup();
     let mut values: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
-    let mut floors: BTreeMap<(u32, Measure, u64), f64> = BTreeMap::new();
+    let mut costs: BTreeMap<(Measure, u64, usize), Vec<Cost>> = BTreeMap::new();
+    let mut floors: BTreeMap<(u32, Measure, u64, &str), f64> = BTreeMap::new();
     let mut ratios: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
     for trial in kept {
-        if trial.contestant == floor(bench, trial.measure) {
-            floors.insert((trial.round, trial.measure, trial.size), trial.value);
+        if trial.contestant == floor(bench, trial.measure, trial.contestant) {
+            floors.insert((trial.round, trial.measure, trial.size, trial.contestant), trial.value);
         }
     }
     for trial in kept {
         let place = order.iter().position(|name| *name == trial.contestant).unwrap_or(order.len());
         let key = (trial.measure, trial.size, place);
         values.entry(key).or_default().push(trial.value);
-        if let Some(floor) = floors.get(&(trial.round, trial.measure, trial.size)) {
+        costs.entry(key).or_default().push(trial.cost);
+        let floor = floor(bench, trial.measure, trial.contestant);
+        if let Some(floor) = floors.get(&(trial.round, trial.measure, trial.size, floor)) {
             ratios.entry(key).or_default().push(trial.value / floor);
         }
     }
@@ -277,6 +372,7 @@ fn rows(bench: &str, kept: &[&Trial]) -> Vec<Row> {
                 p99: quantile(&values, 0.99),
                 count: values.len(),
                 of_floor,
+                cost: Cost::median(costs.get(&(measure, size, place)).map_or(&[], Vec::as_slice)),
             }
         })
         .collect()
@@ -310,7 +406,16 @@ mod tests {
     }
 
     fn trial(round: u32, contestant: &'static str, value: f64, state: State) -> Trial {
-        Trial { round, contestant, measure: Measure::LatencyNs, size: 4, value, state, preempted: false }
+        Trial {
+            round,
+            contestant,
+            measure: Measure::LatencyNs,
+            size: 4,
+            value,
+            state,
+            preempted: false,
+            cost: Cost::default(),
+        }
     }
 
     #[test]
@@ -404,6 +509,43 @@ mod tests {
         let rows = super::select("wire", &trials, None).unwrap().rows;
         let ratios: Vec<_> = rows.iter().map(|row| (row.contestant.as_str(), row.of_floor.unwrap())).collect();
         assert_eq!(ratios, [("tcp-block", 2.0), ("udp-spin", 1.0), ("tcp-block", 1.0), ("udp-gso", 2.0)]);
+    }
+
+    #[test]
+    fn in_a_lane_everybody_is_compared_to_tcp_that_waits_as_it_does() {
+        let all = [
+            ("tcp-spin", 4000.0, 1.0),
+            ("tcp-block", 25e3, 1.0),
+            ("tcp-block-one-core", 5000.0, 1.0),
+            ("unix-spin", 1000.0, 0.25),
+            ("run-spin", 200.0, 0.05),
+            ("run-block", 250.0, 0.01),
+            ("run-one-end", 25e3, 1.0),
+            ("run-block-one-core", 5000.0, 1.0),
+        ];
+        let trials: Vec<Trial> = all.iter().map(|(name, value, _)| trial(0, name, *value, State::Near)).collect();
+        let rows = super::select("lane", &trials, None).unwrap().rows;
+        for (name, _, ratio) in all {
+            let row = rows.iter().find(|row| row.contestant == name).unwrap();
+            assert!((row.of_floor.unwrap() - ratio).abs() < 1e-9, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn what_requests_cost_has_medians_of_its_own() {
+        let cost = |p99, cpu| Cost { latency_p99_us: p99, cpu_us: Some(cpu) };
+        let app = |round, contestant, value, cost| Trial {
+            measure: Measure::RedisGetC1Rps,
+            cost,
+            ..trial(round, contestant, value, State::Far)
+        };
+        let mut trials =
+            vec![app(0, "plain", 20e3, cost(Some(70.0), 40.0)), app(0, "highwire", 160e3, cost(None, 5.0))];
+        trials.extend([app(1, "plain", 10e3, cost(Some(90.0), 60.0)), trial(1, "vi", 1.0, State::Near)]);
+        let rows = super::select("apps", &trials, Some(State::Near)).unwrap().rows;
+        let of = |name: &str| rows.iter().find(|row| row.contestant == name).unwrap();
+        assert_eq!((of("plain").median, of("plain").cost), (15e3, cost(Some(80.0), 50.0)));
+        assert_eq!((of("highwire").of_floor, of("highwire").cost), (Some(8.0), cost(None, 5.0)));
     }
 
     #[test]

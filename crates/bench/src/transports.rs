@@ -7,6 +7,7 @@
 pub(crate) mod files;
 pub(crate) mod landing;
 mod pattern;
+pub(crate) mod programs;
 mod remote;
 mod ring;
 mod sockets;
@@ -121,11 +122,25 @@ pub enum Contestant {
     Tcp,
     /// Files copied by one process: the limit of the file system.
     Copy,
+    /// A plain C program over TCP, both ends under `highwire run` and looking without pause.
+    RunSpin,
+    /// The same, both ends in calls that block.
+    RunBlock,
+    /// The same, only the server under `highwire run`.
+    RunOneEnd,
+    /// `run-block` with both ends on one CPU.
+    RunBlockOneCore,
+    /// The same program over plain TCP, both ends on one CPU.
+    TcpBlockOneCore,
+    /// Programs as they are.
+    Plain,
+    /// Both ends under `highwire run`.
+    Highwire,
 }
 
 impl Contestant {
     /// Everybody, in the order of reports.
-    pub const ALL: [Contestant; 44] = [
+    pub const ALL: [Contestant; 51] = [
         Contestant::RawRing,
         Contestant::Vi,
         Contestant::ViBuffered,
@@ -170,6 +185,13 @@ impl Contestant {
         Contestant::TcpNagle,
         Contestant::Tcp,
         Contestant::Copy,
+        Contestant::RunSpin,
+        Contestant::RunBlock,
+        Contestant::RunOneEnd,
+        Contestant::RunBlockOneCore,
+        Contestant::TcpBlockOneCore,
+        Contestant::Plain,
+        Contestant::Highwire,
     ];
 
     /// Its name, as in reports.
@@ -219,12 +241,20 @@ impl Contestant {
             Contestant::TcpNagle => "tcp-nagle",
             Contestant::Tcp => "tcp",
             Contestant::Copy => "copy",
+            Contestant::RunSpin => "run-spin",
+            Contestant::RunBlock => "run-block",
+            Contestant::RunOneEnd => "run-one-end",
+            Contestant::RunBlockOneCore => "run-block-one-core",
+            Contestant::TcpBlockOneCore => "tcp-block-one-core",
+            Contestant::Plain => "plain",
+            Contestant::Highwire => "highwire",
         }
     }
 
     /// True if it can only spin, which two processes on one CPU must not.
     pub fn only_spins(self) -> bool {
-        matches!(self, Contestant::RawRing | Contestant::TcpSpin | Contestant::UnixSpin | Contestant::UdpSpin)
+        use Contestant::{RawRing, RunSpin, TcpSpin, UdpSpin, UnixSpin};
+        matches!(self, RawRing | TcpSpin | UnixSpin | UdpSpin | RunSpin)
     }
 
     /// How its packets go, if it has any.
@@ -241,6 +271,7 @@ impl Contestant {
             Contestant::Tcp | Contestant::Copy => exercise == Exercise::File,
             _ if exercise == Exercise::File => self == Contestant::Sock,
             Contestant::TcpNagle => exercise == Exercise::Stream,
+            _ if self.is_on_one_core() => exercise == Exercise::PingPong,
             _ if self.is_step() => exercise == Exercise::Stream,
             // All packets of a message must fit the receiver's buffer at once.
             Contestant::UdpSpin => exercise == Exercise::PingPong && size <= UDP_MESSAGE_BYTES_MAX,
@@ -297,6 +328,11 @@ impl Contestant {
         matches!(self, Window1 | Window32 | DelayedAcks | Combining)
     }
 
+    /// Whether both its ends are on one CPU where others have two.
+    pub(crate) fn is_on_one_core(self) -> bool {
+        matches!(self, Contestant::RunBlockOneCore | Contestant::TcpBlockOneCore)
+    }
+
     /// Bytes of a message at this size.
     pub(crate) fn message_bytes(self, size: usize) -> usize {
         if self.lands() { landing::MESSAGE_BYTES } else { size }
@@ -311,6 +347,7 @@ impl Contestant {
     pub(crate) fn blocks(self, exercise: Exercise) -> bool {
         use Contestant::{SockBlock, SockHandler, SockNotify, TcpBlock, TcpNagle, TcpNoOffload, UnixBlock};
         matches!(self, SockBlock | SockHandler | SockNotify | TcpBlock | TcpNagle | TcpNoOffload | UnixBlock)
+            || matches!(self, Contestant::RunBlock | Contestant::RunOneEnd)
             || exercise == Exercise::File
     }
 
@@ -320,6 +357,8 @@ impl Contestant {
         let part = match self {
             // Their own threads want the same CPU.
             Contestant::SockHandler | Contestant::SockNotify => 1.0,
+            // Each waits for the other all the time.
+            _ if self.is_on_one_core() => f64::INFINITY,
             _ if self.blocks(exercise) || exercise == Exercise::StreamAsleep => 0.3,
             _ => 0.02,
         };
@@ -372,6 +411,13 @@ impl Contestant {
             Contestant::TcpNagle => sockets::Nagle::meet(link),
             Contestant::Tcp => files::Carrier::over_tcp(link),
             Contestant::Copy => Ok(files::Carrier::alone(link)),
+            Contestant::RunSpin
+            | Contestant::RunBlock
+            | Contestant::RunOneEnd
+            | Contestant::RunBlockOneCore
+            | Contestant::TcpBlockOneCore
+            | Contestant::Plain
+            | Contestant::Highwire => unreachable!("{self} is a program, and met as such"),
         }
     }
 }
@@ -437,6 +483,14 @@ pub(crate) struct Delivery {
     pub(crate) nanoseconds: f64,
 }
 
+/// What a contestant says about a burst that takes its own time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Timing {
+    pub(crate) nanoseconds: f64,
+    /// How long it waited for its CPU meanwhile.
+    pub(crate) waited_ns: u64,
+}
+
 /// One end of a contestant. What every message has in common: it is data that the receiver does not
 /// have in its cache yet, and it is copied to where the receiver wants it; where a contestant does
 /// otherwise, its documentation says so.
@@ -494,6 +548,16 @@ pub(crate) trait Transport {
         Landings::default()
     }
 
+    /// Whether each burst begins with messages before the clock starts, so that nobody else sends any.
+    fn warms_itself(&self) -> bool {
+        false
+    }
+
+    /// What the last burst took, where the contestant takes the time itself.
+    fn take_timing(&mut self) -> Option<Timing> {
+        None
+    }
+
     /// Messages that were sent among those of the last burst, to get in their way.
     fn interfering(&self) -> u64 {
         0
@@ -511,6 +575,16 @@ pub(crate) trait Transport {
     fn prepare_for(&mut self, role: Role, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
         let sends = role == Role::Driver || exercise == Exercise::PingPong;
         if sends { self.prepare(size, count) } else { Ok(()) }
+    }
+
+    /// The driver's part of what goes before the clock starts.
+    fn lead_warm(&mut self, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
+        if self.warms_itself() { Ok(()) } else { self.lead(exercise, size, count) }
+    }
+
+    /// The peer's part of it.
+    fn follow_warm(&mut self, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
+        if self.warms_itself() { Ok(()) } else { self.follow(exercise, size, count) }
     }
 
     /// The driver's part of an exercise.

@@ -1,7 +1,7 @@
 //! `highwire bench`: from the command line to a report.
 
 use clap::{Args, Subcommand, ValueEnum};
-use highwire_bench::{Bench, Contestant, Options, State};
+use highwire_bench::{Bench, Contestant, Measure, Options, State};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -62,6 +62,57 @@ pub(crate) enum BenchCommand {
     /// Other than in `bench latency` and `bench bandwidth`, whoever makes calls that block may run on both CPUs, as most
     /// programs may: a process with a single CPU never spins before it sleeps.
     Sockets(SocketArgs),
+    /// A plain C program under `highwire run`, beside the same program over TCP and Unix sockets
+    ///
+    /// Measured are one-way latency (4 B to 32 KiB) and bandwidth (64 B to 1 MiB) between two processes of an ordinary
+    /// program, which is compiled with this command and has nothing of Highwire in it. Each end is on a CPU of its own;
+    /// those of `run-block-one-core` and `tcp-block-one-core` share one, and have their latency measured only.
+    ///
+    /// Ratios are to the same program over TCP that waits in the same way: `run-spin` and `unix-spin` to `tcp-spin`,
+    /// `run-block` and `run-one-end` to `tcp-block`, `run-block-one-core` to `tcp-block-one-core`. What is sent before
+    /// the clock starts is checked byte by byte: one that is wrong ends the run.
+    Lane(LaneArgs),
+    /// redis, nginx, vsftpd, iperf3 and memcached under `highwire run`, beside the same programs as they are
+    ///
+    /// Requests per second, or bytes, of servers and clients as they come with the system; beside each figure the 99th
+    /// percentile of the latency, where there is one, and the CPU time of server and client for a request, or for a
+    /// gigabyte. Servers run for the whole time, one plain and one under `highwire run`, on ports of loopback that are
+    /// free, and are ended whatever happens; a file for vsftpd is in /dev/shm meanwhile. A program that is not installed
+    /// is named with its Debian package, and what needs it is left out, unless --measures asks for it.
+    ///
+    /// Ratios are to `plain`, in the same round. A trial takes about a second, so that a round of everything takes 25.
+    #[command(mut_arg("seconds", |seconds| seconds.default_value("120")))]
+    Apps(AppsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LaneArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Contestants to measure, separated by commas [default: all]
+    ///
+    /// Under `highwire run`: run-spin (both ends looking without pause), run-block (calls that block), run-one-end (the
+    /// same, only the server under `highwire run`), run-block-one-core (both ends on one CPU). Without: tcp-spin,
+    /// tcp-block, unix-spin, tcp-block-one-core.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    contestants: Vec<Contestant>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AppsArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Contestants to measure, separated by commas: plain, highwire [default: both]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    contestants: Vec<Contestant>,
+    /// What to measure, separated by commas [default: everything]
+    ///
+    /// redis_get_c1_rps, redis_set_c1_rps, redis_get_c50_rps and redis_get_c50_p16_rps (redis-benchmark, 1 or 50
+    /// connections, 16 requests at a time; values of 3 and 8,192 bytes); nginx_c1_rps, nginx_c32_rps and nginx_close_rps
+    /// (wrk, connections that are kept, or one for each request; pages of 612 bytes); ftp_curl_mb_s (a file of 1 GiB from
+    /// vsftpd); iperf3_gb_s; memcached_get_c1_rps (values of 100 bytes).
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = parse_measure)]
+    measures: Vec<Measure>,
 }
 
 #[derive(Debug, Args)]
@@ -152,7 +203,8 @@ pub(crate) struct CommonArgs {
     #[arg(long, value_name = "N", default_value_t = 20.0, value_parser = parse_seconds)]
     seconds: f64,
     /// Sizes to measure, separated by commas: bytes of a message (of `landing`: of the memory that
-    /// is received into; of `sockets`: of one of its files too), or numbers of connections
+    /// is received into; of `sockets`: of one of its files too; of `apps`: of a value, page or file), or numbers of
+    /// connections
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     sizes: Vec<usize>,
     /// Measure only while the CPUs are near or far, and wait for it
@@ -178,7 +230,7 @@ enum StateArg {
 }
 
 pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
-    let mut loopback = false;
+    let (mut loopback, mut measures) = (false, Vec::new());
     let (bench, common, contestants, peers) = match command {
         BenchCommand::Latency(TransportArgs { common, contestants, peers }) => {
             (Bench::Latency, common, contestants, peers)
@@ -200,6 +252,11 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
             loopback = args.loopback;
             (Bench::Sockets, args.common, args.contestants, false)
         }
+        BenchCommand::Lane(LaneArgs { common, contestants }) => (Bench::Lane, common, contestants, false),
+        BenchCommand::Apps(args) => {
+            measures = args.measures;
+            (Bench::Apps, args.common, args.contestants, false)
+        }
     };
     let too_large = |size: &&usize| **size > bench.size_max() && !bench.file_sizes().contains(size);
     if let Some(size) = common.sizes.iter().find(too_large) {
@@ -219,6 +276,7 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
         seconds: common.seconds,
         sizes: common.sizes,
         contestants,
+        measures,
         state: common.state.map(|state| match state {
             StateArg::Near => State::Near,
             StateArg::Far => State::Far,
@@ -251,6 +309,13 @@ pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
         Ok(seconds) if (0.5..=86_400.0).contains(&seconds) => Ok(seconds),
         _ => Err("a number of seconds from 0.5 to 86400 is needed".to_owned()),
     }
+}
+
+/// One of those that `bench apps` measures.
+fn parse_measure(text: &str) -> Result<Measure, String> {
+    let names = Measure::APPS.map(Measure::name).join(", ");
+    let found = Measure::APPS.into_iter().find(|measure| measure.name() == text);
+    found.ok_or_else(|| format!("that is not measured; there are {names}"))
 }
 
 /// Bytes, or with a unit: `64`, `8K`, `1M`.

@@ -6,6 +6,7 @@
 
 use super::{Contestant, Exercise, Transport, pattern, sockets};
 use crate::BenchError;
+use crate::folder::Folder;
 use crate::machine::kilobytes;
 use crate::pair::{Link, Role};
 use crate::report::bytes_label;
@@ -14,9 +15,7 @@ use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 
 /// Why a file of this size cannot be sent here.
@@ -31,43 +30,25 @@ pub(crate) fn too_large(size: usize) -> Option<String> {
     })
 }
 
-/// A directory in memory, which the driver makes when the first file is to be sent. It is removed however that process
-/// ends: by a shell of its own process group, which Ctrl-C does not reach, and which waits for the end of a pipe.
+/// A directory in memory, which the driver makes when the first file is to be sent, and which is removed however that
+/// process ends.
 #[derive(Debug)]
 pub(crate) struct Ramdisk {
     path: PathBuf,
-    keeper: OnceCell<Child>,
+    folder: OnceCell<Folder>,
 }
 
 impl Ramdisk {
     /// That of process `driver`, which all contestants share, on both sides.
     pub(crate) fn of(driver: u32) -> Ramdisk {
         let path = Path::new(MEMORY).join(format!("highwire-bench-{driver}"));
-        Ramdisk { path, keeper: OnceCell::new() }
-    }
-
-    fn make(&self) -> Result<(), BenchError> {
-        // Another process that had this number may have been killed together with its keeper.
-        let _ = std::fs::remove_dir_all(&self.path);
-        let keeper = Command::new("sh")
-            // Once more, if somebody was still writing.
-            .args(["-c", r#"read end; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }"#])
-            .arg(&self.path)
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(BenchError::Start)?;
-        let _ = self.keeper.set(keeper);
-        let failed = |source| BenchError::Report { path: self.path.clone(), source };
-        std::fs::create_dir(&self.path).map_err(failed)
+        Ramdisk { path, folder: OnceCell::new() }
     }
 
     /// The file of this size, made where there is none yet.
-    fn source(&self, size: usize) -> Result<PathBuf, BenchError> {
-        if self.keeper.get().is_none() {
-            self.make()?;
+    pub(crate) fn source(&self, size: usize) -> Result<PathBuf, BenchError> {
+        if self.folder.get().is_none() {
+            let _ = self.folder.set(Folder::make(&self.path)?);
         }
         let path = self.path.join(format!("{size}-bytes"));
         if path.exists() {
@@ -104,16 +85,6 @@ impl Ramdisk {
             }
         }
         if place == size as u64 { Ok(()) } else { Err(BenchError::Bytes { contestant: name, place }) }
-    }
-}
-
-impl Drop for Ramdisk {
-    fn drop(&mut self) {
-        if let Some(keeper) = self.keeper.get_mut() {
-            // It ends with the pipe, and leaves nothing.
-            drop(keeper.stdin.take());
-            let _ = keeper.wait();
-        }
     }
 }
 
