@@ -28,6 +28,9 @@ use std::time::{Duration, Instant};
 pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
     let mut record = Record::new(options, began);
     let mut cards = programme(options, &mut record.notes)?;
+    if cards.is_empty() {
+        return Err(BenchError::Missing(format!("nothing can be measured: {}", record.notes.join("; "))));
+    }
     let pair = Pair::start(options.one_core, &Network::loopback())?;
     record.note_place(&pair);
     record.notes.extend(NOTES.map(str::to_owned));
@@ -273,7 +276,7 @@ fn way(contestant: Contestant) -> Way {
 pub(crate) fn tables(report: &Report) -> String {
     let mut text = String::new();
     let [plain, highwire] = [Contestant::Plain, Contestant::Highwire].map(Contestant::name);
-    let heads = ["", "size", plain, highwire, "ratio", "p99", "", "CPU", "of a request, or of a gigabyte"];
+    let heads = ["", "size", plain, highwire, "ratio", "p99: plain", highwire, "CPU: plain", highwire];
     let mut lines = vec![line(heads)];
     for (measure, size) in measured(report) {
         let rows = [plain, highwire].map(|name| report.row(name, measure, size));
@@ -287,7 +290,8 @@ pub(crate) fn tables(report: &Report) -> String {
         let cells = [measure.name(), &label, &plain, &highwire, &ratio, &plain_p99, &highwire_p99, &plain_cpu];
         lines.push(cells.map(str::to_owned).into_iter().chain([highwire_cpu]).collect());
     }
-    titled(&lines, "Programs as they are, and under `highwire run`: median [p10–p90]", &mut text);
+    let title = "Programs as they are, and under `highwire run`: median [p10–p90]; CPU of a request, or of a gigabyte";
+    titled(&lines, title, &mut text);
     text
 }
 

@@ -83,7 +83,7 @@ groups=
 while read group; do
     if [ "$group" = none ]; then groups=; else groups="$groups -$group"; fi
 done
-[ -z "$groups" ] || kill -9 -- $groups
+[ -z "$groups" ] || { kill -- $groups; sleep 0.2; kill -9 -- $groups; }
 rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }
 "#;
 

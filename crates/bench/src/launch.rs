@@ -34,7 +34,8 @@ pub(crate) enum Way {
 /// A program that is to be started on this CPU; arguments are still to be given. What it prints can be read.
 pub(crate) fn command(way: Way, cpu: usize, program: &Path) -> Result<Command, BenchError> {
     let mut command = own_executable()?;
-    command.args([OUTSIDER_COMMAND, &std::process::id().to_string(), &cpu.to_string()]);
+    // What follows is for the program, also where it looks like an option of ours.
+    command.args([OUTSIDER_COMMAND, &std::process::id().to_string(), &cpu.to_string(), "--"]);
     if way == Way::Highwire {
         command.arg(own_executable()?.get_program()).args(["run", "--"]);
     }

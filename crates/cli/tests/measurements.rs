@@ -320,6 +320,143 @@ fn strangers_to_sockets_are_told_who_there_is() {
 }
 
 #[test]
+fn a_lane_has_a_row_for_everybody_beside_tcp_that_waits_alike() {
+    let highwire = Highwire::new();
+    let directory = highwire.runtime.path().join("report");
+    let json = highwire.json(&format!("bench lane --seconds 5 --sizes 64 --json --report {}", directory.display()));
+    let spinners = ["run-spin", "tcp-spin", "unix-spin"].into_iter().filter(|_| !one_cpu());
+    let bandwidth: Vec<&str> = ["run-block", "run-one-end", "tcp-block"].into_iter().chain(spinners).collect();
+    let on_one_core = ["run-block-one-core", "tcp-block-one-core"];
+    let latency: Vec<&str> = bandwidth.iter().copied().chain(on_one_core).collect();
+    check_rows(&json, &[("latency_ns", &latency[..]), ("bandwidth_gb_s", &bandwidth[..])]);
+    for row in json["rows"].as_array().unwrap() {
+        let is_floor = row["contestant"].as_str().unwrap().starts_with("tcp-");
+        assert!(row["of_floor"].as_f64().is_some_and(|ratio| !is_floor || ratio == 1.0), "{row}");
+    }
+    let written = std::fs::read_to_string(directory.join("lane.txt")).unwrap();
+    for part in ["One-way latency under `highwire run`", "times below", "TCP that waits alike"] {
+        assert!(written.contains(part), "{part:?} is missing in\n{written}");
+    }
+    let svg = std::fs::read_to_string(directory.join("lane-latency_ns-of-floor.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("run-block-one-core"));
+}
+
+#[test]
+fn apps_have_a_row_for_each_program_with_latency_and_cpu_time() {
+    let highwire = Highwire::new();
+    let directory = highwire.runtime.path().join("report");
+    // By name, so that a program that is missing is told.
+    let measures = MEASURES.join(",");
+    let json = highwire.json(&format!(
+        "bench apps --seconds 28 --sizes 4K --measures {measures} --json --report {}",
+        directory.display()
+    ));
+    let both = ["plain", "highwire"];
+    check_rows(&json, &MEASURES.map(|measure| (measure, &both[..])));
+    assert_eq!(sizes(&json), BTreeSet::from([4096]));
+    for row in json["rows"].as_array().unwrap() {
+        assert!(row["cpu_us"].as_f64().is_some_and(|cpu| cpu > 0.0), "{row}");
+        let requests = row["measure"].as_str().unwrap().ends_with("_rps");
+        assert_eq!(row["latency_p99_us"].as_f64().is_some(), requests, "{row}");
+        assert!(row["contestant"] != "plain" || row["of_floor"] == 1.0, "{row}");
+    }
+    let svg = std::fs::read_to_string(directory.join("apps-ratio.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("nginx_close_rps, 4 KiB"));
+}
+
+const MEASURES: [&str; 10] = [
+    "redis_get_c1_rps",
+    "redis_set_c1_rps",
+    "redis_get_c50_rps",
+    "redis_get_c50_p16_rps",
+    "nginx_c1_rps",
+    "nginx_c32_rps",
+    "nginx_close_rps",
+    "ftp_curl_mb_s",
+    "iperf3_gb_s",
+    "memcached_get_c1_rps",
+];
+
+#[test]
+fn servers_and_their_folder_are_gone_after_ctrl_c() {
+    let highwire = Highwire::new();
+    let temporary = highwire.runtime.path();
+    let mut measuring = std::process::Command::new(env!("CARGO_BIN_EXE_highwire"))
+        .args(["bench", "apps", "--seconds", "30", "--contestants", "plain", "--measures", "nginx_c1_rps"])
+        .env("TMPDIR", temporary)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let folder = temporary.join(format!("highwire-bench-{}", measuring.id()));
+    // The master's number stands there, in a line; its worker is of the same group.
+    let number = folder.join("nginx-Plain/pid");
+    let started = || std::fs::read_to_string(&number).is_ok_and(|number| number.ends_with('\n'));
+    wait_until("the server has started", started);
+    let group = std::fs::read_to_string(&number).unwrap().trim().to_owned();
+    wait_until("it has a worker", || processes_of(&group) >= 2);
+    let sent = std::process::Command::new("kill").args(["-INT", &measuring.id().to_string()]).status().unwrap();
+    assert!(sent.success() && !measuring.wait().unwrap().success());
+    wait_until("the folder is gone", || !folder.exists());
+    wait_until("the server is gone", || processes_of(&group) == 0);
+}
+
+/// How many processes of a group have not ended.
+fn processes_of(group: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().filter_map(|process| process.ok());
+    let stats = processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
+    let of_group = stats.filter(|stat| {
+        let mut fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+        fields.next() != Some("Z") && fields.nth(1) == Some(group)
+    });
+    of_group.count()
+}
+
+#[test]
+fn programs_that_are_missing_are_named_with_their_packages() {
+    let highwire = Highwire::new();
+    let programs = highwire.runtime.path().join("programs");
+    std::fs::create_dir(&programs).unwrap();
+    let refused = highwire.run("bench apps --measures redis_get_c1_rps").env("PATH", &programs).assert().code(1);
+    let said = text(&refused.get_output().stderr);
+    for part in ["redis_get_c1_rps", "`redis-server`", "apt install redis-server"] {
+        assert!(said.contains(part), "{part:?} is missing in\n{said}");
+    }
+    // With some of them, what needs the others is left out.
+    for program in ["sh", "rm", "sleep", "memcached"] {
+        let path = std::env::var_os("PATH").unwrap();
+        let found = std::env::split_paths(&path).map(|place| place.join(program)).find(|place| place.exists());
+        let found = found.unwrap_or_else(|| panic!("please install {program} (Debian: apt install {program})"));
+        std::os::unix::fs::symlink(found, programs.join(program)).unwrap();
+    }
+    let mut some = highwire.run("bench apps --seconds 4 --contestants plain --json");
+    let output = some.env("PATH", &programs).assert().success().get_output().stdout.clone();
+    let json: Value = serde_json::from_slice(&output).unwrap();
+    assert_eq!(names(&json, "measure"), BTreeSet::from(["memcached_get_c1_rps"]));
+    assert!(json["rows"][0]["cpu_us"].as_f64().is_some_and(|cpu| cpu > 0.0), "{json}");
+    let notes = json["notes"].to_string();
+    for part in ["redis_get_c50_rps IS LEFT OUT", "nginx_c1_rps IS LEFT OUT", "apt install wrk", "apt install curl"] {
+        assert!(notes.contains(part), "{part:?} is missing in\n{notes}");
+    }
+}
+
+#[test]
+fn strangers_to_lane_and_apps_are_told_who_there_is() {
+    let highwire = Highwire::new();
+    for (line, parts) in [
+        ("bench lane --contestants vi", ["vi has no part in `bench lane`", "run-one-end"]),
+        ("bench lane --contestants run-spin,tcp-nagle", ["tcp-nagle has no part", "tcp-block-one-core"]),
+        ("bench apps --contestants run-spin", ["run-spin has no part in `bench apps`", "plain, highwire"]),
+        ("bench apps --measures redis_get_c2_rps", ["that is not measured", "redis_get_c50_p16_rps"]),
+        ("bench lane --sizes 32M", ["is more than the 16777216", "bench lane"]),
+    ] {
+        let said = text(&highwire.run(line).assert().code(2).get_output().stderr);
+        for part in parts {
+            assert!(said.contains(part), "{line}: {part:?} is missing in\n{said}");
+        }
+    }
+}
+
+#[test]
 fn on_one_core_nobody_spins() {
     let json = Highwire::new().json("bench latency --one-core --seconds 2 --sizes 4 --json");
     assert_eq!(json["state"], "one-core");

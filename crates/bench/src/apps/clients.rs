@@ -40,7 +40,10 @@ impl Client<'_> {
             .spawn()
             .map_err(|error| format!("{}: {error}", program.display()))?;
         let Ended { output, cpu_seconds } = finish(child, PATIENCE)?;
-        let outcome = self.parse(&output, requests).ok_or_else(|| format!("not understood: {output:?}"))?;
+        let outcome = self.parse(&output, requests).ok_or_else(|| {
+            let beginning: String = output.chars().take(QUOTED_MAX).collect();
+            format!("not understood: {beginning:?}")
+        })?;
         Ok((outcome, cpu_seconds))
     }
 
@@ -162,6 +165,8 @@ fn parse_memcached(output: &str) -> Option<Outcome> {
 pub(crate) const TRIAL: Duration = Duration::from_millis(400);
 /// The same of those who count in whole seconds.
 pub(crate) const SECONDS: u64 = 1;
+/// How much of what nobody understands is quoted.
+const QUOTED_MAX: usize = 400;
 /// Whoever takes longer is stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -6,7 +6,7 @@ use crate::launch::{self, Usage, Way, free_port};
 use crate::pair::PATIENCE;
 use crate::stats::Measure;
 use crate::transports::files::Ramdisk;
-use rustix::process::{Pid, Signal, geteuid, kill_process_group};
+use rustix::process::{Pid, Signal, geteuid, kill_process, kill_process_group};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -209,8 +209,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Its workers too.
+        // Asked first, it ends its workers itself, and waits for them.
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(group, Signal::TERM);
+            let deadline = Instant::now() + Duration::from_secs(1);
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
             let _ = kill_process_group(group, Signal::KILL);
         }
         let _ = self.child.wait();
