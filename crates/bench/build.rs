@@ -7,6 +7,7 @@ use std::process::Command;
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where to put it"));
+    println!("cargo:rerun-if-changed=programs/stream.h");
     for name in ["pingpong", "memcached_get"] {
         let source = Path::new("programs").join(name).with_extension("c");
         println!("cargo:rerun-if-changed={}", source.display());

@@ -6,17 +6,10 @@
  * time measured, that time in nanoseconds, and the 99th percentile of the latency in nanoseconds. Every answer is
  * checked for its length, and those before the clock starts for their contents.
  */
+#include "stream.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { WARM_REQUESTS = 1000 };
 
@@ -24,19 +17,6 @@ enum { WARM_REQUESTS = 1000 };
 enum { BUCKETS_EACH = 64, BUCKETS = 64 * BUCKETS_EACH };
 
 static uint64_t buckets[BUCKETS];
-
-static void fail(const char *what)
-{
-    fprintf(stderr, "memcached_get: %s: %s\n", what, errno ? strerror(errno) : "that is not what was expected");
-    exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 static void count_latency(uint64_t nanoseconds)
 {
@@ -57,36 +37,6 @@ static uint64_t percentile(uint64_t requests, double part)
         }
     }
     return 0;
-}
-
-static void send_all(int connection, const char *bytes, size_t size)
-{
-    while (size > 0) {
-        ssize_t sent = send(connection, bytes, size, MSG_NOSIGNAL);
-        if (sent < 0 && errno != EINTR)
-            fail("send");
-        if (sent > 0) {
-            bytes += sent;
-            size -= sent;
-        }
-    }
-}
-
-static void receive_all(int connection, char *bytes, size_t size)
-{
-    while (size > 0) {
-        ssize_t received = recv(connection, bytes, size, 0);
-        if (received == 0) {
-            errno = ECONNRESET;
-            fail("the server is gone");
-        }
-        if (received < 0 && errno != EINTR)
-            fail("recv");
-        if (received > 0) {
-            bytes += received;
-            size -= received;
-        }
-    }
 }
 
 int main(int count, char **arguments)
@@ -117,16 +67,16 @@ int main(int count, char **arguments)
         fail("TCP_NODELAY");
 
     char command[64];
-    send_all(connection, command, sprintf(command, "set value 0 0 %zu\r\n", size));
-    send_all(connection, expected + head, size + 2);
-    receive_all(connection, answer, sizeof STORED - 1);
+    send_all(connection, command, sprintf(command, "set value 0 0 %zu\r\n", size), 0);
+    send_all(connection, expected + head, size + 2, 0);
+    receive_all(connection, answer, sizeof STORED - 1, 0);
     if (memcmp(answer, STORED, sizeof STORED - 1) != 0) {
         errno = 0;
         fail("set");
     }
     for (int i = 0; i < WARM_REQUESTS; i++) {
-        send_all(connection, GET, sizeof GET - 1);
-        receive_all(connection, answer, length);
+        send_all(connection, GET, sizeof GET - 1, 0);
+        receive_all(connection, answer, length, 0);
         if (memcmp(answer, expected, length) != 0) {
             errno = 0;
             fail("get");
@@ -134,8 +84,8 @@ int main(int count, char **arguments)
     }
     uint64_t began = now_ns(), before = began, after = began, requests = 0;
     while (after - began < duration) {
-        send_all(connection, GET, sizeof GET - 1);
-        receive_all(connection, answer, length);
+        send_all(connection, GET, sizeof GET - 1, 0);
+        receive_all(connection, answer, length, 0);
         after = now_ns();
         count_latency(after - before);
         before = after;

@@ -13,19 +13,13 @@
  * its CPU meanwhile. `block` sleeps in send and recv; `spin` calls them with MSG_DONTWAIT again and again.
  */
 #define _GNU_SOURCE
+#include "stream.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sched.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 /* A command that takes longer has lost its other end, or waits for it in vain: SIGALRM ends the program. */
@@ -41,19 +35,6 @@ static int connection;
 static int flags;
 static char *buffer;
 static size_t capacity;
-
-static void fail(const char *what)
-{
-    fprintf(stderr, "pingpong: %s: %s\n", what, errno ? strerror(errno) : "that is not what was sent");
-    exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* What the kernel has kept this thread waiting for its CPU so far; 0 where it does not say. */
 static uint64_t waited_ns(void)
@@ -71,44 +52,6 @@ static uint64_t waited_ns(void)
             waited = 0;
     }
     return waited;
-}
-
-static void send_all(const char *bytes, size_t size)
-{
-    while (size > 0) {
-        ssize_t sent = send(connection, bytes, size, flags | MSG_NOSIGNAL);
-        if (sent >= 0) {
-            bytes += sent;
-            size -= sent;
-        } else if (errno != EAGAIN && errno != EINTR) {
-            fail("send");
-        }
-    }
-}
-
-/* Up to `size` bytes, at least one. */
-static size_t receive_some(char *bytes, size_t size)
-{
-    for (;;) {
-        ssize_t received = recv(connection, bytes, size, flags);
-        if (received > 0)
-            return received;
-        if (received == 0) {
-            errno = ECONNRESET;
-            fail("the other end is gone");
-        }
-        if (errno != EAGAIN && errno != EINTR)
-            fail("recv");
-    }
-}
-
-static void receive_all(char *bytes, size_t size)
-{
-    while (size > 0) {
-        size_t received = receive_some(bytes, size);
-        bytes += received;
-        size -= received;
-    }
 }
 
 static void fill(char *bytes, size_t size, uint64_t place)
@@ -133,10 +76,10 @@ static void ping(size_t size, size_t count, int checked)
     for (size_t i = 0; i < count; i++) {
         if (checked)
             fill(buffer, size, (uint64_t)i * size);
-        send_all(buffer, size);
+        send_all(connection, buffer, size, flags);
         if (checked)
             memset(buffer, 0xff, size);
-        receive_all(buffer, size);
+        receive_all(connection, buffer, size, flags);
         if (checked)
             check(buffer, size, (uint64_t)i * size);
     }
@@ -145,8 +88,8 @@ static void ping(size_t size, size_t count, int checked)
 static void pong(size_t size, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        receive_all(buffer, size);
-        send_all(buffer, size);
+        receive_all(connection, buffer, size, flags);
+        send_all(connection, buffer, size, flags);
     }
 }
 
@@ -156,9 +99,9 @@ static void pour(size_t size, size_t count, int checked)
     for (size_t i = 0; i < count; i++) {
         if (checked)
             fill(buffer, size, (uint64_t)i * size);
-        send_all(buffer, size);
+        send_all(connection, buffer, size, flags);
     }
-    receive_all(&acknowledgement, 1);
+    receive_all(connection, &acknowledgement, 1, flags);
 }
 
 static void drain(size_t size, size_t count, int checked)
@@ -166,12 +109,12 @@ static void drain(size_t size, size_t count, int checked)
     uint64_t place = 0, end = (uint64_t)size * count;
     while (place < end) {
         size_t most = end - place < capacity ? end - place : capacity;
-        size_t received = receive_some(buffer, most);
+        size_t received = receive_some(connection, buffer, most, flags);
         if (checked)
             check(buffer, received, place);
         place += received;
     }
-    send_all("", 1);
+    send_all(connection, "", 1, flags);
 }
 
 static void burst(int listening, int blast, size_t size, size_t count, int checked)
