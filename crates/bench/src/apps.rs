@@ -8,7 +8,7 @@ mod servers;
 
 use crate::contest::Contest;
 use crate::folder::Folder;
-use crate::launch::Way;
+use crate::launch::{Usage, Way};
 use crate::network::Network;
 use crate::pair::Pair;
 use crate::progress::Progress;
@@ -172,18 +172,31 @@ impl Hall {
         self.servers.iter().find(|server| server.app == app && server.way == way(contestant))
     }
 
-    /// One run of a client: the figure, and what a request cost.
-    fn trial(&self, card: (Measure, usize), contestant: Contestant, requests: usize) -> Result<(f64, Cost), String> {
+    /// One run of a client.
+    fn trial(&self, card: (Measure, usize), contestant: Contestant, requests: usize) -> Result<Found, String> {
         let (measure, size) = card;
         let server = self.server(measure, contestant).ok_or("its server is gone")?;
         let memcached_get: &Path = &self.memcached_get;
         let client = Client { measure, size, port: server.port, way: server.way, cpu: self.cpus.1, memcached_get };
-        let before = server.usage();
+        let (clock, everybody, before) = (Instant::now(), Usage::of_machine(), server.usage());
         let (outcome, client_seconds) = client.run(requests)?;
         let seconds = client_seconds + server.usage().seconds_since(before);
+        let others = Usage::of_machine().seconds_since(everybody) - seconds;
         let cpu_us = Some(1e6 * seconds / outcome.amount.max(f64::MIN_POSITIVE));
-        Ok((outcome.value, Cost { latency_p99_us: outcome.latency_p99_us, cpu_us }))
+        Ok(Found {
+            value: outcome.value,
+            cost: Cost { latency_p99_us: outcome.latency_p99_us, cpu_us },
+            preempted: others > OTHERS_PART_MAX * clock.elapsed().as_secs_f64() + OTHERS_SECONDS_MAX,
+        })
     }
+}
+
+/// What a trial has found.
+struct Found {
+    value: f64,
+    cost: Cost,
+    /// Something else had a CPU for a good part of it.
+    preempted: bool,
 }
 
 fn rounds(
@@ -235,7 +248,7 @@ fn race(
     let (measure, size) = card;
     if racer.rate.is_none() && App::of(measure) == App::Redis {
         match hall.trial(card, racer.contestant, REQUESTS_FIRST) {
-            Ok((rate, _)) => racer.rate = Some(rate),
+            Ok(found) => racer.rate = Some(found.value),
             Err(why) => return Ok(Err(why)),
         }
     }
@@ -245,7 +258,7 @@ fn race(
     std::thread::sleep(PEER_FALLS_ASLEEP);
     let ran = hall.trial(card, racer.contestant, requests);
     let after_ns = contest.probe()?;
-    let (value, cost) = match ran {
+    let Found { value, cost, preempted } = match ran {
         Ok(found) => found,
         Err(why) => return Ok(Err(why)),
     };
@@ -254,7 +267,7 @@ fn race(
     record.note_crossings(state, before_ns, after_ns);
     let contestant = racer.contestant.name();
     let size = size as u64;
-    record.trials.push(Trial { round, contestant, measure, size, value, state, preempted: false, cost });
+    record.trials.push(Trial { round, contestant, measure, size, value, state, preempted, cost });
     Ok(Ok(state))
 }
 
@@ -331,6 +344,9 @@ const NOTES: [&str; 3] = [
 
 /// Requests of the run before the first trial of redis, and the fewest of any.
 const REQUESTS_FIRST: usize = 2000;
+/// CPU time that others may use beside a trial: a part of its length, and what the kernel's ticks leave unsaid.
+const OTHERS_PART_MAX: f64 = 0.1;
+const OTHERS_SECONDS_MAX: f64 = 0.03;
 /// Longer than the second process waits awake for a command.
 const PEER_FALLS_ASLEEP: Duration = Duration::from_millis(6);
 

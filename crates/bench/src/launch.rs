@@ -105,6 +105,19 @@ impl Usage {
         })
     }
 
+    /// Of everybody on this machine, and what was taken from it as a whole.
+    pub(crate) fn of_machine() -> Usage {
+        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        Usage::parse_machine(&stat).unwrap_or_default()
+    }
+
+    fn parse_machine(stat: &str) -> Option<Usage> {
+        let fields: Vec<u64> = stat.lines().next()?.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+        // Interrupts are left out: what they do for a process is counted there.
+        let [user, nice, system, _idle, _waiting, _interrupts, _softer, stolen, ..] = fields[..] else { return None };
+        Some(Usage { ticks: user + nice + system + stolen, counters: 4 })
+    }
+
     /// Seconds of all of it, half a tick for what each counter leaves out.
     pub(crate) fn seconds(self) -> f64 {
         (self.ticks as f64 + self.counters as f64 / 2.0) / rustix::param::clock_ticks_per_second() as f64
@@ -181,6 +194,9 @@ mod tests {
         let stat = Stat::parse("71 (a) name (1 2) S 1 4711 70 0 -1 4194304 1 2 3 4 50 60 7 8 20 0 1 0").unwrap();
         assert_eq!((stat.group, stat.usage), (4711, Usage { ticks: 125, counters: 2 }));
         assert!(Stat::parse("71 (short) S 1 2").is_none() && Stat::parse("").is_none());
+        let machine = "cpu  1000 20 300 99999 50 60 70 4 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        assert_eq!(Usage::parse_machine(machine), Some(Usage { ticks: 1324, counters: 4 }));
+        assert_eq!(Usage::parse_machine("cpu 1 2 3"), None);
         let earlier = Usage { ticks: 100, counters: 2 };
         assert!(
             (stat.usage.seconds_since(earlier) - 25.0 / rustix::param::clock_ticks_per_second() as f64).abs() < 1e-9

@@ -419,7 +419,7 @@ fn messages_of_a_stream(start: &Start, each_ns: f64) -> usize {
 fn messages_of_a_program(exercise: Exercise, size: usize, each_ns: f64) -> usize {
     let (nanoseconds, least) = match exercise {
         Exercise::PingPong => (WIRE_PING_PONG_NS, 16),
-        _ => (WIRE_STREAM_SOCKET_NS, (STREAM_SOCKET_BYTES_LEAST / size).clamp(4, 64)),
+        _ => (WIRE_STREAM_NS, (STREAM_SOCKET_BYTES_LEAST / size).clamp(4, 64)),
     };
     ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, STREAM_SOCKET_WRITES_MAX)
 }

@@ -305,7 +305,9 @@ impl<'a> Kept<'a> {
             let undisturbed = of_row.iter().filter(|trial| !trial.preempted).count();
             let enough = undisturbed >= UNDISTURBED_LEAST.min(of_row.len());
             if !enough && !measure.is_second_figure() {
-                kept.disturbed.push((contestant.to_owned(), size));
+                let of_app = Measure::APPS.contains(&measure);
+                let name = if of_app { format!("{} with {contestant}", measure.name()) } else { contestant.to_owned() };
+                kept.disturbed.push((name, size));
             }
             kept.trials.extend(of_row.into_iter().filter(|trial| !enough || !trial.preempted));
         }
