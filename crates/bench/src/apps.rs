@@ -8,7 +8,7 @@ mod servers;
 
 use crate::contest::Contest;
 use crate::folder::Folder;
-use crate::launch::{Usage, Way};
+use crate::launch::{self, Usage, Way};
 use crate::network::Network;
 use crate::pair::Pair;
 use crate::progress::Progress;
@@ -34,6 +34,9 @@ pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchErro
     let pair = Pair::start(options.one_core, &Network::loopback())?;
     record.note_place(&pair);
     record.notes.extend(NOTES.map(str::to_owned));
+    if options.contestants_or_default().contains(&Contestant::Highwire) {
+        record.notes.extend(launch::runs_plain()?);
+    }
     let mut contest = Contest::open(pair);
     let progress = Progress::new(options, began);
     progress.say("starting servers");

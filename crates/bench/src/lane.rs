@@ -1,5 +1,6 @@
 //! `bench lane`: what `highwire run` gains for a program that knows nothing of it, and what it says beside its rows.
 
+use crate::launch;
 use crate::network::Network;
 use crate::report::{Report, figure, line, short, titled};
 use crate::rounds::{self, Record};
@@ -12,6 +13,9 @@ use std::time::Instant;
 pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
     let mut record = Record::new(options, began);
     record.notes.extend(NOTES.map(str::to_owned));
+    if options.contestants_or_default().iter().any(|contestant| RUN.contains(contestant)) {
+        record.notes.extend(launch::runs_plain()?);
+    }
     rounds::measure(record, &Network::loopback())
 }
 

@@ -43,6 +43,19 @@ pub(crate) fn command(way: Way, cpu: usize, program: &Path) -> Result<Command, B
     Ok(command)
 }
 
+/// Why programs are run without lanes here although `highwire run` starts them: figures of them would be those of plain
+/// ones.
+pub(crate) fn runs_plain() -> Result<Option<String>, BenchError> {
+    let said = own_executable()?.args(["run", "--", "true"]).stdin(Stdio::null()).output();
+    let said = said.map_err(BenchError::Start)?;
+    Ok(plainly(&String::from_utf8_lossy(&said.stderr)))
+}
+
+fn plainly(said: &str) -> Option<String> {
+    let line = said.lines().find(|line| line.contains(" runs plain: "))?;
+    Some(format!("`highwire run` GIVES PROGRAMS NO LANES HERE, and its rows say nothing: {line}"))
+}
+
 /// What a program that has ended leaves.
 #[derive(Debug)]
 pub(crate) struct Ended {
@@ -171,6 +184,13 @@ mod tests {
         let child = shell("echo first >&2; echo no such device >&2; exit 3");
         let why = finish(child, Duration::from_secs(5)).unwrap_err();
         assert!(why.contains("no such device") && why.contains('3'), "{why}");
+    }
+
+    #[test]
+    fn figures_of_programs_that_run_plain_are_told_to_be_so() {
+        let said = plainly("highwire: true runs plain: there is no room for its library\n").unwrap();
+        assert!(said.contains("NO LANES HERE") && said.ends_with("there is no room for its library"), "{said}");
+        assert_eq!(plainly("highwire: 1 connection got a lane\n"), None);
     }
 
     #[test]
