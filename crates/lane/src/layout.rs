@@ -305,4 +305,4 @@ pub(crate) const HEAD_BYTES: usize = 16;
 /// A length that says: the next record is at the beginning of the area.
 pub(crate) const WRAP: u32 = u32::MAX;
 /// Longest content of a record.
-pub const RECORD_MAX: usize = 32 * 1024 - HEAD_BYTES;
+pub const RECORD_MAX: usize = 16 * 1024 - HEAD_BYTES;

@@ -26,6 +26,7 @@ pub(crate) fn send(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int, t
 
 /// Decides a send of a file's bytes, from `offset` on, or from its position if that is negative.
 pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i64, total: usize) -> Verdict {
+    plan.limit = total;
     let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
     plan.of(slot);
     let begin = if *offset >= 0 {
@@ -73,6 +74,7 @@ fn decide(
     process::notice_fork();
     let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
     plan.of(slot);
+    plan.limit = total - plan.done;
     let Some(end) = slot.end() else {
         crate::pair::count_call(slot, fd);
         return to_kernel(slot);
@@ -90,8 +92,15 @@ fn decide(
     }
     end.outgoing.note_cpu(current_cpu());
     let lane = total > 0 && !slot.has(flag::NOT_WRITING) && end.outgoing.is_looked_at();
-    if lane && by_lane(fd, slot, end, plan, flags, total, copy) {
-        return Verdict::Done;
+    plan.limit = total - plan.done;
+    if lane {
+        if by_lane(fd, slot, end, plan, flags, total, copy) {
+            return Verdict::Done;
+        }
+        // A reader that is only slow will be looking again: who waits anyway gives TCP a little, and tries again.
+        let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
+        let slow = waits && end.outgoing.is_looked_at() && !slot.has(flag::NOT_WRITING);
+        plan.limit = if slow { (total - plan.done).min(RECORD_MAX) } else { total - plan.done };
     }
     to_kernel(slot)
 }
@@ -137,6 +146,7 @@ fn by_lane(
     }
     let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
     let outgoing = end.outgoing;
+    let begun = plan.done;
     while plan.done < total {
         let most = (total - plan.done).min(RECORD_MAX);
         match outgoing.publish(most, |memory, at| copy(plan, memory, at, most)) {
@@ -165,8 +175,8 @@ fn by_lane(
         }
     }
     outgoing.lock().unlock(spin::thread());
-    if plan.done > 0 {
-        add(slot, Counter::LaneBytesOut, plan.done as u64);
+    if plan.done > begun {
+        add(slot, Counter::LaneBytesOut, (plan.done - begun) as u64);
         add(slot, Counter::LaneCallsOut, 1);
         add(slot, Counter::CallsAvoided, u64::from(plan.done == total));
     }

@@ -485,37 +485,40 @@ int EXPORTED(recvmmsg)(int fd, struct mmsghdr *messages, unsigned count, int fla
 static ssize_t send_parts(enum call call, int fd, const struct iovec *parts, int count, int flags) {
     size_t total = sum(parts, count);
     struct plan plan = {0};
-    int verdict = hw_send(fd, &plan, parts, count, flags, total);
-    if (verdict == DONE)
-        return (ssize_t)plan.done;
-    struct iovec *rest = (struct iovec *)parts;
-    int used = count;
-    if (plan.done > 0) {
-        rest = __builtin_alloca(sizeof *rest * count);
-        used = cut(parts, count, plan.done, (size_t)-1, rest);
+    for (;;) {
+        if (hw_send(fd, &plan, parts, count, flags, total) == DONE)
+            return (ssize_t)plan.done;
+        struct iovec *rest = (struct iovec *)parts;
+        int used = count;
+        if (plan.limit < total) {
+            rest = __builtin_alloca(sizeof *rest * count);
+            used = cut(parts, count, plan.done, plan.limit, rest);
+        }
+        ssize_t result;
+        struct msghdr message = {.msg_iov = rest, .msg_iovlen = used};
+        switch (call) {
+        case WRITE:
+            AROUND(SENDING, &plan, result = real_write(fd, rest[0].iov_base, rest[0].iov_len));
+            break;
+        case WRITEV:
+            AROUND(SENDING, &plan, result = real_writev(fd, rest, used));
+            break;
+        case SEND:
+            AROUND(SENDING, &plan, result = real_send(fd, rest[0].iov_base, rest[0].iov_len, flags));
+            break;
+        default:
+            AROUND(SENDING, &plan, result = real_sendmsg(fd, &message, flags));
+            break;
+        }
+        int error = errno;
+        hw_sent(&plan, result, flags, error);
+        errno = error;
+        if (result < 0)
+            return plan.done > 0 ? (ssize_t)plan.done : -1;
+        plan.done += (size_t)result;
+        if ((size_t)result < plan.limit || plan.done == total)
+            return (ssize_t)plan.done;
     }
-    ssize_t result;
-    struct msghdr message = {.msg_iov = rest, .msg_iovlen = used};
-    switch (call) {
-    case WRITE:
-        AROUND(SENDING, &plan, result = real_write(fd, rest[0].iov_base, rest[0].iov_len));
-        break;
-    case WRITEV:
-        AROUND(SENDING, &plan, result = real_writev(fd, rest, used));
-        break;
-    case SEND:
-        AROUND(SENDING, &plan, result = real_send(fd, rest[0].iov_base, rest[0].iov_len, flags));
-        break;
-    default:
-        AROUND(SENDING, &plan, result = real_sendmsg(fd, &message, flags));
-        break;
-    }
-    int error = errno;
-    hw_sent(&plan, result, flags, error);
-    errno = error;
-    if (result < 0)
-        return plan.done > 0 ? (ssize_t)plan.done : -1;
-    return (ssize_t)plan.done + result;
 }
 
 ssize_t EXPORTED(write)(int fd, const void *from, size_t bytes) {
@@ -593,7 +596,9 @@ ssize_t EXPORTED(sendfile)(int out, int in, off_t *offset, size_t count) {
             return (ssize_t)sent;
         if (sent == count)
             break;
-        size_t slice = count - sent < SLICE ? count - sent : SLICE;
+        size_t slice = count - sent < plan.limit ? count - sent : plan.limit;
+        if (slice > SLICE)
+            slice = SLICE;
         ssize_t result;
         AROUND(SENDING, &plan, result = real_sendfile(out, in, offset, slice));
         int error = errno;
