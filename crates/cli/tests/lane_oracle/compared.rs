@@ -11,6 +11,13 @@ pub struct Difference {
     found: String,
 }
 
+impl Difference {
+    /// Whether there is nothing to compare with, rather than something else.
+    pub fn is_missing(&self) -> bool {
+        self.found == MISSING
+    }
+}
+
 /// The first difference of each seed.
 pub fn first_differences(reference: &str, compared: &str) -> Vec<Difference> {
     let compared = by_seed(compared);
@@ -19,7 +26,7 @@ pub fn first_differences(reference: &str, compared: &str) -> Vec<Difference> {
         let found = compared.get(&seed).map(Vec::as_slice).unwrap_or_default();
         let longest = expected.len().max(found.len());
         let Some(at) = (0..longest).find(|at| expected.get(*at) != found.get(*at)) else { continue };
-        let line = |lines: &[&str]| lines.get(at).map_or("(nothing)".to_owned(), |line| (*line).to_owned());
+        let line = |lines: &[&str]| lines.get(at).map_or(MISSING.to_owned(), |line| (*line).to_owned());
         differences.push(Difference {
             seed,
             before: expected[at.saturating_sub(LINES_BEFORE)..at].iter().map(|line| (*line).to_owned()).collect(),
@@ -61,3 +68,4 @@ impl fmt::Display for Difference {
 
 const LINES_BEFORE: usize = 20;
 const COMPLETE: char = '\n';
+const MISSING: &str = "(nothing)";

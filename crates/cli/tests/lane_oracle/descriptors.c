@@ -187,7 +187,7 @@ void perform_close(const struct call *call, struct outcome *outcome)
         closefrom(descriptor);
         break;
     case BY_DUP2_OVER:
-        outcome->result = dup2(any_other_descriptor(), descriptor);
+        outcome->result = dup2(call->other >= 0 ? descriptor_of(call->other) : any_other_descriptor(), descriptor);
         note(outcome, " then=%d", close(descriptor));
         break;
     }

@@ -94,11 +94,11 @@ static void await(int process)
     char bell;
     (void)process;
     if (raw6(SYS_ppoll, (long)&watch, 1, (long)&most, 0, 0, 0) != 1) {
-        trace(" NO ANSWER from the second process\n");
+        trace(" !! NO ANSWER from the second process\n");
         exit(4);
     }
     if (raw3(SYS_read, from_second[0], (long)&bell, 1) != 1) {
-        trace(" the second process is GONE\n");
+        trace(" !! the second process is GONE\n");
         exit(4);
     }
 }
@@ -163,7 +163,7 @@ static void warm_up(int number)
             call = receive_call(number, 1 - writer, 64, flow->raw_reader ? BY_RAW_RECVFROM : BY_RECV, 0);
             outcome = make(connection->end[1 - writer].process, &call);
             if (outcome.result != length)
-                trace("c%d: warming up received %ld, errno %d\n", number, outcome.result, outcome.error);
+                trace("c%d: !! warming up received %ld, errno %d\n", number, outcome.result, outcome.error);
             account_received(number, 1 - writer, &call, &outcome, true);
         }
 }
@@ -313,6 +313,17 @@ static void begin_second_process(void)
     raw3(SYS_close, from_second[1], 0, 0);
 }
 
+void finish(void)
+{
+    if (world.pair) {
+        struct call quit = {.kind = KIND_QUIT, .rescue_slot = -1};
+        make(1, &quit);
+        wait(NULL);
+    }
+    trace("end\n");
+    exit(0);
+}
+
 int main(int count, char **arguments)
 {
     uint64_t seed = 1, seeds = 1;
@@ -351,16 +362,10 @@ int main(int count, char **arguments)
     performer_begin();
     for (uint64_t at = 0; at < seeds; at++)
         run_seed(seed + at);
-    if (world.pair) {
-        struct call quit = {.kind = KIND_QUIT, .rescue_slot = -1};
-        make(1, &quit);
-        wait(NULL);
-    }
     if (counts) {
         FILE *file = fopen(counts, "w");
         fprintf(file, "%llu %llu\n", (unsigned long long)bytes_in_all, (unsigned long long)bytes_by_tcp);
         fclose(file);
     }
-    trace("end\n");
-    return 0;
+    finish();
 }

@@ -9,6 +9,8 @@
  *   descriptors.c  what makes, copies, closes, configures and asks them
  *   waits.c     the calls that wait for readiness
  *
+ * What TCP never does, and what the model did not expect, is marked with !! in the trace.
+ *
  * One process draws, models and writes the trace (the director). In the shape `single` it makes every call itself; in
  * the shape `pair` the end b of each connection lives in a second process, which is told the calls one at a time.
  */
@@ -116,6 +118,7 @@ struct outcome {
     int error;
     int broken_pipes;   /* SIGPIPEs */
     int disturbed;      /* whether the disturbing signal came */
+    bool wrong;         /* this was made wrong on purpose */
     uint32_t bytes;     /* of data */
     char note[NOTE_MAX];
 };
@@ -187,6 +190,7 @@ void note(struct outcome *outcome, const char *format, ...) __attribute__((forma
 uint64_t now_us(void);
 bool fault(int which);
 void set_fault(int which);
+bool fault_applied(void);
 
 int any_other_descriptor(void);
 
@@ -210,6 +214,7 @@ struct outcome make(int process, const struct call *call);
 struct outcome make_while(int process, const struct call *call, int meanwhile_process, const struct call *meanwhile,
                           struct outcome *meanwhile_outcome);
 const unsigned char *data_of(int process);
+void finish(void) __attribute__((noreturn));
 void trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 unsigned draw(unsigned below);
 bool chance(unsigned percent);
@@ -238,6 +243,7 @@ void set(int number, int which, enum setting setting, int value);
 void readiness(int number, int which);
 int receive_way(const struct flow *flow);
 int send_way(const struct flow *flow);
+int other_socket(int number, int which);
 bool would_wait(int number, int reader, uint32_t length, int flags);
 
 /* scenes.c */

@@ -129,6 +129,11 @@ bool fault(int which)
     return which == fault_wanted && fault_armed && ++fault_opportunities == 3;
 }
 
+bool fault_applied(void)
+{
+    return fault_opportunities >= 3;
+}
+
 static void pause_us(uint32_t us)
 {
     struct timespec time = {us / 1000000, (long)(us % 1000000) * 1000};
@@ -279,7 +284,7 @@ static void perform_receive(const struct call *call, struct outcome *outcome)
     uint32_t at = call->way == BY_RECVMMSG ? call->length : written;
     for (; at < call->length + CANARY_LENGTH; at++)
         if (data[at] != CANARY) {
-            note(outcome, " OVERRUN at %u", at);
+            note(outcome, " !! OVERRUN at %u", at);
             break;
         }
 
@@ -427,7 +432,7 @@ static void perform_fill(const struct call *call, struct outcome *outcome)
     }
     outcome->result = total;
     if (full < 2)
-        note(outcome, " never full");
+        note(outcome, " !! never full");
 }
 
 static int tcp_state(int descriptor, uint64_t *received)
@@ -523,6 +528,7 @@ static void perform_here(const struct call *call, struct outcome *outcome)
     if (broken_pipes > 0 && fault(7))
         broken_pipes = 0;
     outcome->broken_pipes = broken_pipes;
+    outcome->wrong = fault_applied();
     broken_pipes = 0;
 }
 
@@ -562,7 +568,7 @@ static void perform_in_guise(const struct call *call, struct outcome *outcome)
         while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
         }
         if (status != 0)
-            note(outcome, " child ended with %x", status);
+            note(outcome, " !! child ended with %x", status);
     }
 }
 

@@ -24,7 +24,7 @@ uint32_t unread(int number, int reader)
 
 struct call call_on(enum kind kind, const struct end *end)
 {
-    return (struct call){.kind = kind, .slot = end->alias[0], .pieces = 1, .rescue_slot = -1};
+    return (struct call){.kind = kind, .slot = end->alias[0], .other = -1, .pieces = 1, .rescue_slot = -1};
 }
 
 static int any_alias(const struct end *end)
@@ -147,6 +147,10 @@ static void describe_arguments(char *text, size_t room, const struct call *call)
     case KIND_SET:
         used = (size_t)snprintf(text, room, " %ld", (long)call->value);
         break;
+    case KIND_CLOSE:
+        used = call->way == BY_DUP2_OVER && call->other >= 0 ? (size_t)snprintf(text, room, " by s%d", call->other) : 0;
+        text[used] = 0;
+        break;
     case KIND_DUPLICATE:
         used = (size_t)snprintf(text, room, " to s%d", call->other);
         break;
@@ -195,6 +199,9 @@ void conclude(const struct call *call, int process, const struct outcome *outcom
     if (call->kind == KIND_RECEIVE && owner_of(process, call->slot, &number, &which))
         account_received(number, which, call, outcome, false);
     trace("\n");
+    /* What follows would be waits for what does not come. */
+    if (outcome->wrong)
+        finish();
 }
 
 struct outcome record(int process, struct call *call)
@@ -222,7 +229,7 @@ void account_received(int number, int reader, const struct call *call, const str
         from++;
     for (uint32_t i = 0; i < outcome->bytes && !(call->flags & MSG_TRUNC); i++)
         if (data[i] != payload_byte(flow->key, from + i)) {
-            trace("%s WRONG at byte %u of this call, %llu of the stream: %02x, sent was %02x%s", quiet ? "warming up:" : "",
+            trace("%s !! WRONG at byte %u of this call, %llu of the stream: %02x, sent was %02x%s", quiet ? "warming up:" : "",
                   i, (unsigned long long)(from + i), data[i], payload_byte(flow->key, from + i), quiet ? "\n" : "");
             break;
         }
@@ -251,7 +258,7 @@ static void settle_state(int number, int which, int states)
     call.value = states;
     struct outcome outcome = make(end->process, &call);
     if (outcome.error)
-        trace("c%d.%c: NOT in the states %x but in %ld\n", number, 'a' + which, states, outcome.result);
+        trace("c%d.%c: !! NOT in the states %x but in %ld\n", number, 'a' + which, states, outcome.result);
 }
 
 void settle_after_send(int number, int writer, uint32_t bytes)
@@ -272,7 +279,7 @@ void settle_after_send(int number, int writer, uint32_t bytes)
     call.flags = connection->flow[writer].raw_reader;
     struct outcome outcome = make(reader->process, &call);
     if (outcome.error)
-        trace("c%d.%c: NOT there: %u bytes, but %ld\n", number, 'b' - writer, call.expected, outcome.result);
+        trace("c%d.%c: !! NOT there: %u bytes, but %ld\n", number, 'b' - writer, call.expected, outcome.result);
 }
 
 /* After an end was shut down, closed or reset: waits until both know. */
@@ -546,6 +553,17 @@ static void step_ask(void)
         ask(number, which, questions[draw(sizeof questions / sizeof questions[0])]);
 }
 
+/* A descriptor of another end in the same process, if there is one: what a descriptor is replaced by. */
+int other_socket(int number, int which)
+{
+    const struct end *end = &world.connection[number].end[which];
+    int other_number, other_which;
+    if (chance(40) || !any_end(&other_number, &other_which))
+        return -1;
+    const struct end *other = &world.connection[other_number].end[other_which];
+    return other == end || other->process != end->process ? -1 : any_alias(other);
+}
+
 static void step_descriptor(void)
 {
     int number, which;
@@ -565,6 +583,7 @@ static void step_descriptor(void)
         int gone = (int)draw((unsigned)end->aliases);
         call.way = ways[draw(4)];
         call.slot = end->alias[gone];
+        call.other = other_socket(number, which);
         record(end->process, &call);
         end->alias[gone] = end->alias[--end->aliases];
         slot_free(end->process, call.slot);

@@ -46,9 +46,9 @@ static void note_duration(const struct call *call, struct outcome *outcome, uint
     if (outcome->result == 0 && call->timeout_ms > 0 && fault(11))
         took_us = 0;
     if (outcome->result == 0 && took_us + CLOCK_SLACK_US < (uint64_t)call->timeout_ms * 1000)
-        note(outcome, " EARLY");
+        note(outcome, " !! EARLY");
     if (took_us > (uint64_t)call->timeout_ms * 1000 + LATE_US)
-        note(outcome, " LATE");
+        note(outcome, " !! LATE");
 }
 
 static struct timespec span(int ms)
