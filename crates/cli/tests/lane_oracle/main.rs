@@ -51,11 +51,12 @@ fn a_seed_run_twice_on_tcp_has_the_same_trace() {
 #[test]
 fn an_answer_made_wrong_on_purpose_is_found() {
     let place = Place::new();
-    let seeds = Seeds { first: 1, count: 40 };
+    let seeds = Seeds { first: 1, count: 60 };
     for shape in [Shape::Single, Shape::Pair] {
         let right = place.run(Way::Plain, shape, seeds, None);
         for (wrong, what) in WRONG {
             let compared = place.run(Way::Plain, shape, seeds, Some(*wrong));
+            assert_eq!(compared.failure, None, "{shape:?}: {what}, never");
             let differences = first_differences(&right.text, &compared.text);
             // The program ends after what it does wrong, so that all that is missing then is no finding.
             let found = differences.first().is_some_and(|difference| !difference.is_missing());
@@ -117,7 +118,7 @@ fn compare_seeds(shape: Shape) {
             first = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64 % 1_000_000_000_000;
         }
         let seeds = Seeds { first, count: limit.map_or(BATCH, |limit| (limit - done).min(BATCH)) };
-        let (plain, highwire) = std::thread::scope(|scope| {
+        let (highwire, plain) = std::thread::scope(|scope| {
             let plain = scope.spawn(|| place.run(Way::Plain, shape, seeds, None));
             (place.run(Way::Highwire, shape, seeds, None), plain.join().unwrap())
         });
@@ -196,14 +197,13 @@ impl Place {
     }
 
     fn command(&self, way: Way) -> Command {
-        match way {
-            Way::Plain => Command::new(&self.program),
-            Way::Highwire => {
-                let mut command = Command::new(env!("CARGO_BIN_EXE_highwire"));
-                command.args(["run", "--"]).arg(&self.program);
-                command
-            }
+        let mut command = Command::new(&self.program);
+        command.arg("--clean");
+        if let Way::Highwire = way {
+            command.args([env!("CARGO_BIN_EXE_highwire"), "run", "--"]);
         }
+        command.arg(&self.program);
+        command
     }
 }
 

@@ -326,8 +326,16 @@ void finish(void)
 
 int main(int count, char **arguments)
 {
+    /* Descriptors that were inherited would move those of the sequence, and be closed by its closefrom. */
+    if (count > 2 && !strcmp(arguments[1], "--clean")) {
+        raw3(SYS_close_range, 3, ~0u, 0);
+        execv(arguments[2], arguments + 2);
+        perror(arguments[2]);
+        return 2;
+    }
     uint64_t seed = 1, seeds = 1;
     const char *path = "/dev/stdout", *counts = NULL;
+    int wrong = 0;
     for (int i = 1; i + 1 < count; i += 2) {
         const char *name = arguments[i], *value = arguments[i + 1];
         if (!strcmp(name, "--seed"))
@@ -337,7 +345,7 @@ int main(int count, char **arguments)
         else if (!strcmp(name, "--shape"))
             world.pair = !strcmp(value, "pair");
         else if (!strcmp(name, "--wrong"))
-            set_fault(atoi(value));
+            set_fault(wrong = atoi(value));
         else if (!strcmp(name, "--trace"))
             path = value;
         else if (!strcmp(name, "--counts"))
@@ -346,7 +354,7 @@ int main(int count, char **arguments)
             count = 0;
     }
     if (count % 2 == 0) {
-        fprintf(stderr, "usage: oracle [--shape single|pair] [--seed A] [--seeds N] [--wrong FAULT] [--trace FILE] "
+        fprintf(stderr, "usage: oracle [--clean PROGRAM ...] [--shape single|pair] [--seed A] [--seeds N] [--wrong FAULT] [--trace FILE] "
                         "[--counts FILE]\n");
         return 2;
     }
@@ -366,6 +374,10 @@ int main(int count, char **arguments)
         FILE *file = fopen(counts, "w");
         fprintf(file, "%llu %llu\n", (unsigned long long)bytes_in_all, (unsigned long long)bytes_by_tcp);
         fclose(file);
+    }
+    if (wrong) {
+        fprintf(stderr, "no call of these seeds could be made wrong in the way %d\n", wrong);
+        return 5;
     }
     finish();
 }

@@ -123,6 +123,10 @@ static void close_scene(int number, int which)
     static const int ways[] = {BY_CLOSE, BY_CLOSE, BY_CLOSE, BY_CLOSE_RANGE, BY_DUP2_OVER};
     if (chance(40))
         drain(number, which);
+    /* Bytes that the closing end leaves unread, and bytes that it leaves to be read. */
+    for (int writer = 0; writer < 2; writer++)
+        if (alive(number) && chance(40) && unread(number, 1 - writer) < UNREAD_MAX / 2)
+            send_bytes(number, writer, 1 + draw(100), send_way(&connection->flow[writer]), 0);
     if (chance(20)) {
         set(number, which, SET_LINGER_RESET, 1);
         connection->end[which].linger_reset = true;
@@ -132,7 +136,7 @@ static void close_scene(int number, int which)
     if (!usable(&connection->end[other]))
         return;
     readiness(number, other);
-    if (chance(50))
+    if (chance(70))
         read_to_the_end(number, other);
     /* To nobody: the first is taken and answered by a reset, the next is refused. */
     for (int turn = (int)draw(4); turn > 0; turn--)

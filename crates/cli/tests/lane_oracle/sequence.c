@@ -477,32 +477,39 @@ static void step_wait(void)
     record(process, &call);
 }
 
-static void step_epoll(void)
+static uint32_t any_interest(void)
 {
-    int index = (int)draw(world.pair ? 4 : 2), number, which;
-    struct epoll_set *set = &world.set[index];
-    struct call call = {.kind = KIND_EPOLL_WAIT, .rescue_slot = -1};
-    if (set->slot < 0) {
-        call.kind = KIND_EPOLL_CREATE;
-        call.slot = set->slot = slot_take(set->process);
-        call.flags = (int)draw(2);
-        record(set->process, &call);
-        return;
-    }
-    call.slot = set->slot;
-    if (chance(55)) {
-        call.way = BY_EPOLL_WAIT + (int)draw(3);
-        call.timeout_ms = chance(75) ? 0 : chance(80) ? 1 : 5;
-        record(set->process, &call);
-        return;
-    }
+    return EPOLLIN | (chance(15) ? EPOLLOUT : 0) | (chance(40) ? (uint32_t)EPOLLET : 0) | (chance(15) ? EPOLLONESHOT : 0) |
+           (chance(30) ? EPOLLRDHUP : 0) | (chance(10) ? EPOLLPRI : 0);
+}
+
+static void begin_epoll(struct epoll_set *set)
+{
+    struct call call = {.kind = KIND_EPOLL_CREATE, .slot = slot_take(set->process), .flags = (int)draw(2), .rescue_slot = -1};
+    set->slot = call.slot;
+    record(set->process, &call);
     call.kind = KIND_EPOLL_CONTROL;
-    call.way = chance(60) ? EPOLL_CTL_ADD : chance(75) ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
-    call.value = EPOLLIN | (chance(20) ? EPOLLOUT : 0) | (chance(40) ? (uint32_t)EPOLLET : 0) |
-                 (chance(15) ? EPOLLONESHOT : 0) | (chance(30) ? EPOLLRDHUP : 0) | (chance(10) ? EPOLLPRI : 0);
-    if (call.way == EPOLL_CTL_ADD && chance(8))
+    call.way = EPOLL_CTL_ADD;
+    for (int number = 0; number < world.connections; number++)
+        for (int which = 0; which < 2; which++) {
+            const struct end *end = &world.connection[number].end[which];
+            if (end->process != set->process || !usable(end) || chance(35))
+                continue;
+            call.other = any_alias(end);
+            call.value = any_interest();
+            record(set->process, &call);
+        }
+}
+
+static void change_epoll(int index)
+{
+    struct epoll_set *set = &world.set[index];
+    struct call call = {.kind = KIND_EPOLL_CONTROL, .slot = set->slot, .value = any_interest(), .rescue_slot = -1};
+    int number, which;
+    call.way = chance(40) ? EPOLL_CTL_ADD : chance(80) ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
+    if (call.way == EPOLL_CTL_ADD && chance(15))
         call.value = EPOLLIN | (int64_t)EPOLLEXCLUSIVE | (chance(30) ? (uint32_t)EPOLLET : 0);
-    if (chance(12)) {
+    if (chance(20)) {
         /* Only one of two may be in the other, or the kernel refuses a loop. */
         int inner = index - index % 2, outer = inner + 1;
         if (world.set[inner].slot < 0 || world.set[outer].slot < 0)
@@ -516,6 +523,21 @@ static void step_epoll(void)
         call.other = any_alias(&world.connection[number].end[which]);
     }
     record(set->process, &call);
+}
+
+static void step_epoll(void)
+{
+    int index = (int)draw(world.pair ? 4 : 2);
+    struct epoll_set *set = &world.set[index];
+    if (set->slot < 0) {
+        begin_epoll(set);
+    } else if (chance(30)) {
+        change_epoll(index);
+    } else {
+        struct call call = {.kind = KIND_EPOLL_WAIT, .way = BY_EPOLL_WAIT + (int)draw(3), .slot = set->slot, .rescue_slot = -1};
+        call.timeout_ms = chance(75) ? 0 : chance(80) ? 1 : 5;
+        record(set->process, &call);
+    }
 }
 
 static void step_option(void)
