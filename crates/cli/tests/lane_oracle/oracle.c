@@ -183,6 +183,7 @@ static void connect_ends(int number)
     for (int which = 0; which < 2; which++) {
         struct end *end = &connection->end[which];
         end->process = processes[which];
+        end->place = world.apart ? 1 + which : ANYWHERE;
         end->alias[0] = slot_take(end->process);
         end->aliases = 1;
         end->low_water = 1;
@@ -280,6 +281,8 @@ static void run_seed(uint64_t seed)
     world.step = 0;
     trace("seed %llu\n", (unsigned long long)seed);
     world.connections = 1 + (int)draw(CONNECTIONS_MAX);
+    /* Drawn in any case, so that a seed is the same on a machine with one CPU. */
+    world.apart = chance(88) && two_places();
     for (int set = 0; set < 4; set++)
         world.set[set] = (struct epoll_set){-1, world.pair ? set / 2 : 0};
     for (int process = 0; process < (world.pair ? 2 : 1); process++) {
@@ -365,6 +368,7 @@ int main(int count, char **arguments)
         return 2;
     }
     mailbox = &mailboxes[0];
+    find_places();
     if (world.pair)
         begin_second_process();
     performer_begin();

@@ -28,6 +28,7 @@ enum {
     ALIASES_MAX = 3,       /* descriptors of one end */
     DATA_MAX = 96 * 1024,  /* bytes of one call */
     NOTE_MAX = 400,
+    ANYWHERE = -1,
     UNREAD_MAX = 24 * 1024 /* far below what sockets buffer: no send waits but where it is meant to */
 };
 
@@ -108,6 +109,7 @@ struct call {
     int rescue_slot;    /* the handler sends rescue_length bytes here at its third call, or -1 */
     uint32_t rescue_length;
     uint32_t delay_us;  /* before the call */
+    int place;          /* ANYWHERE, a CPU from 1, or 0: where it is */
     bool recorded;      /* its outcome is written to the trace; only such calls are made wrong on purpose */
     int watched;
     struct watch watch[WATCHED_MAX];
@@ -143,6 +145,7 @@ struct flow {
 
 struct end {
     int process;
+    int place;
     int alias[ALIASES_MAX];
     int aliases;        /* 0: closed */
     bool nonblocking;
@@ -166,6 +169,7 @@ struct epoll_set {
 
 struct world {
     bool pair;
+    bool apart;          /* the two ends of a connection are on CPUs of their own */
     uint64_t random;
     uint64_t seed;
     int step;
@@ -183,6 +187,8 @@ extern struct world world;
 /* perform.c */
 void perform(const struct call *call, struct outcome *outcome);
 void performer_begin(void);
+void find_places(void);
+bool two_places(void);
 int descriptor_of(int slot);
 void remember_descriptor(int slot, int descriptor);
 unsigned char payload_byte(uint64_t key, uint64_t offset);

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -132,6 +133,38 @@ bool fault(int which)
 bool fault_applied(void)
 {
     return fault_opportunities >= 3;
+}
+
+static cpu_set_t allowed;
+static int places[2] = {-1, -1}; /* two CPUs */
+
+/* Which CPUs there are; before any of them is chosen. */
+void find_places(void)
+{
+    int found = 0;
+    raw3(SYS_sched_getaffinity, 0, sizeof allowed, (long)&allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE && found < 2; cpu++)
+        if (CPU_ISSET(cpu, &allowed))
+            places[found++] = cpu;
+}
+
+bool two_places(void)
+{
+    return places[1] >= 0;
+}
+
+/* Goes to the CPU of an end: ends on one CPU have nothing to gain from a lane, so one thread plays both by moving. */
+static void go_to(int place)
+{
+    static int now = ANYWHERE;
+    cpu_set_t one;
+    if (place == 0 || place == now)
+        return;
+    CPU_ZERO(&one);
+    if (place != ANYWHERE)
+        CPU_SET(places[place - 1], &one);
+    raw3(SYS_sched_setaffinity, 0, sizeof one, (long)(place == ANYWHERE ? &allowed : &one));
+    now = place;
 }
 
 static void pause_us(uint32_t us)
@@ -614,6 +647,7 @@ static void perform_disturbed(const struct call *call, struct outcome *outcome)
 void perform(const struct call *call, struct outcome *outcome)
 {
     memset(outcome, 0, sizeof *outcome);
+    go_to(call->place);
     if (call->delay_us)
         pause_us(call->delay_us);
     if (call->disturbance != UNDISTURBED)

@@ -24,7 +24,8 @@ uint32_t unread(int number, int reader)
 
 struct call call_on(enum kind kind, const struct end *end)
 {
-    return (struct call){.kind = kind, .slot = end->alias[0], .other = -1, .pieces = 1, .rescue_slot = -1};
+    return (struct call){.kind = kind, .slot = end->alias[0], .other = -1, .pieces = 1, .rescue_slot = -1,
+                         .place = end->place};
 }
 
 static int any_alias(const struct end *end)
