@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 enum {
-    SLOTS = 64,            /* descriptors of the sequence, in each process */
+    SLOTS = 48,            /* descriptors of the sequence, in each process */
     WATCHED_MAX = 12,      /* descriptors in one poll */
     CONNECTIONS_MAX = 3,
     ALIASES_MAX = 3,       /* descriptors of one end */
@@ -212,6 +212,7 @@ void perform_pipe(const struct call *call, struct outcome *outcome);
 /* waits.c */
 void perform_wait(const struct call *call, struct outcome *outcome);
 void perform_epoll_wait(const struct call *call, struct outcome *outcome);
+void forget_writable(int slot);
 void perform_epoll_control(const struct call *call, struct outcome *outcome);
 void describe_events(char *text, size_t room, uint32_t events);
 

@@ -448,6 +448,8 @@ static void perform_fill(const struct call *call, struct outcome *outcome)
     struct call part = *call;
     long total = 0;
     int full = 0;
+    for (int i = 0; i < call->watched; i++)
+        forget_writable(call->watch[i].slot);
     while (full < 2 && total < call->value) {
         part.offset = call->offset + (uint64_t)total;
         fill_payload(&part);

@@ -327,6 +327,8 @@ static void fill_scene(int number, int writer)
     fill.flags = by_timeout ? 0 : MSG_DONTWAIT;
     fill.length = FILL_CHUNK;
     fill.value = FILL_MAX;
+    for (int alias = 0; alias < from->aliases; alias++)
+        fill.watch[fill.watched++].slot = from->alias[alias];
     fill.key = flow->key;
     fill.offset = flow->sent;
     announce(&fill, from->process);

@@ -558,6 +558,9 @@ static void step_option(void)
         set(number, which, SET_RECEIVE_TIMEOUT_US, end->receive_timeout ? 2000 : 0);
         break;
     case 2:
+        /* With bytes there the kernel would tell edge-triggered watchers again, which nobody is promised. */
+        if (unread(number, which) > 0)
+            return;
         end->low_water = low_waters[draw(6)];
         set(number, which, SET_LOW_WATER, end->low_water);
         break;

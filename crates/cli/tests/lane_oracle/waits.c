@@ -11,7 +11,9 @@
 #include <sys/select.h>
 #include <time.h>
 
-enum { EVENTS_MAX = 16, CLOCK_SLACK_US = 50, LATE_US = 3 * 1000 * 1000 };
+#include "raw.h"
+
+enum { ASKED_NS = 200 * 1000, EVENTS_MAX = 16, CLOCK_SLACK_US = 50, LATE_US = 3 * 1000 * 1000 };
 
 void describe_events(char *text, size_t room, uint32_t events)
 {
@@ -116,8 +118,46 @@ void perform_wait(const struct call *call, struct outcome *outcome)
 
 static int by_slot(const void *left, const void *right)
 {
-    uint64_t a = ((const struct epoll_event *)left)->data.u64, b = ((const struct epoll_event *)right)->data.u64;
+    uint32_t a = (uint32_t)((const struct epoll_event *)left)->data.u64;
+    uint32_t b = (uint32_t)((const struct epoll_event *)right)->data.u64;
     return a < b ? -1 : a > b;
+}
+
+/* For each descriptor in each set: whether an edge-triggered watcher was told that it can be written to. */
+static bool told_writable[SLOTS][SLOTS];
+
+/* It can not be written to any more, so there will be another edge. */
+void forget_writable(int slot)
+{
+    for (int set = 0; set < SLOTS; set++)
+        told_writable[set][slot] = false;
+}
+
+/* With each packet that comes in, the kernel tells edge-triggered watchers once more that the socket can be written to.
+ * Nobody is promised that; the first time, and after it could not be written to, it is. */
+static int leave_out_repeated(struct epoll_event *events, int count, int set)
+{
+    int kept = 0;
+    for (int i = 0; i < count; i++) {
+        struct epoll_event event = events[i];
+        int slot = (int)(uint32_t)event.data.u64;
+        bool edge = event.data.u64 >> 32 & EPOLLET;
+        if (edge && event.events & EPOLLOUT) {
+            if (told_writable[set][slot])
+                event.events &= ~(uint32_t)EPOLLOUT;
+            told_writable[set][slot] = true;
+        }
+        if (event.events)
+            events[kept++] = event;
+    }
+    return kept;
+}
+
+/* What came last by TCP is known to a set no later than this, while lanes have something to tell. */
+static void let_the_kernel_be_asked(void)
+{
+    struct timespec time = {0, ASKED_NS};
+    raw3(SYS_nanosleep, (long)&time, 0, 0);
 }
 
 void perform_epoll_wait(const struct call *call, struct outcome *outcome)
@@ -125,6 +165,7 @@ void perform_epoll_wait(const struct call *call, struct outcome *outcome)
     struct epoll_event events[EVENTS_MAX];
     int set = descriptor_of(call->slot);
     struct timespec time = span(call->timeout_ms);
+    let_the_kernel_be_asked();
     uint64_t began = now_us();
     int count;
     if (call->way == BY_EPOLL_WAIT)
@@ -134,6 +175,10 @@ void perform_epoll_wait(const struct call *call, struct outcome *outcome)
     else
         count = epoll_pwait2(set, events, EVENTS_MAX, &time, NULL);
     outcome->error = errno;
+    outcome->result = count;
+    note_duration(call, outcome, began);
+    if (count > 0)
+        count = leave_out_repeated(events, count, call->slot);
     if (count > 0 && fault(10))
         count = 0;
     outcome->result = count;
@@ -141,8 +186,7 @@ void perform_epoll_wait(const struct call *call, struct outcome *outcome)
     if (count > 1)
         qsort(events, (size_t)count, sizeof events[0], by_slot);
     for (int i = 0; i < count; i++)
-        note_events(outcome, (int)events[i].data.u64, events[i].events);
-    note_duration(call, outcome, began);
+        note_events(outcome, (int)(uint32_t)events[i].data.u64, events[i].events);
 }
 
 void perform_epoll_control(const struct call *call, struct outcome *outcome)
@@ -151,10 +195,14 @@ void perform_epoll_control(const struct call *call, struct outcome *outcome)
         outcome->result = call->flags ? epoll_create1(EPOLL_CLOEXEC) : epoll_create(1);
         outcome->error = errno;
         remember_descriptor(call->slot, (int)outcome->result);
+        memset(told_writable[call->slot], 0, sizeof told_writable[call->slot]);
         return;
     }
-    struct epoll_event event = {(uint32_t)call->value, {.u64 = (uint64_t)call->other}};
+    /* What comes back with an event tells who is meant, and how it is watched. */
+    struct epoll_event event = {(uint32_t)call->value, {.u64 = (uint64_t)call->value << 32 | (uint32_t)call->other}};
     outcome->result = epoll_ctl(descriptor_of(call->slot), call->way, descriptor_of(call->other),
                                 call->way == EPOLL_CTL_DEL ? NULL : &event);
     outcome->error = errno;
+    if (outcome->result == 0)
+        told_writable[call->slot][call->other] = false;
 }
