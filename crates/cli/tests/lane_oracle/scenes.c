@@ -90,6 +90,9 @@ static void shut_down(int number, int which)
     struct end *end = &world.connection[number].end[which];
     struct call call = call_on(KIND_SHUTDOWN, end);
     call.way = chance(60) ? SHUT_WR : chance(50) ? SHUT_RD : SHUT_RDWR;
+    /* The kernel would tell edge-triggered watchers of unread bytes once more, which nobody is promised. */
+    if (call.way == SHUT_WR)
+        drain(number, which);
     struct outcome outcome = record(end->process, &call);
     if (outcome.result != 0)
         return;
