@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -593,6 +594,8 @@ static void perform_in_guise(const struct call *call, struct outcome *outcome)
         if (child < 0)
             abort();
         if (child == 0) {
+            /* If the call hangs, nobody else would end it. */
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
             /* Both ways out: with and without what libraries do when a process ends. */
             perform_here(call, outcome);
             if (call->value)
