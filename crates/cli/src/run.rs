@@ -43,7 +43,7 @@ fn ports(text: &str) -> Result<String, String> {
             text.trim()
                 .parse::<u16>()
                 .ok()
-                .filter(|port| *port > 0)
+                .filter(|port| *port > 0 && !text.trim().starts_with('+'))
                 .ok_or_else(|| format!("`{text}` is not a port (1 to 65535)"))
         };
         let (first, last) = (port(first)?, port(last)?);

@@ -179,7 +179,7 @@ impl<'m> Incoming<'m> {
 
     /// Nobody sleeps, as whoever is alone with the connection knows: sleepers that were killed did not say so.
     pub fn forget_sleepers(self) {
-        self.change(|word| (word & (LOOKING - SLEEPER) != 0).then_some(word & (LOOKING | COUNT)));
+        self.change(|word| (word & (LOOKING - SLEEPER) != 0).then_some(word & (LOOKING | (SLEEPER - 1))));
     }
 
     /// Changes the word as `next` says; false if it says nothing.

@@ -246,8 +246,8 @@ pub(crate) struct Direction<'m> {
 }
 
 // First line: what the reader polls.
-/// *Looking*, the number of sleepers and the number of records published; both ends change it, by compare-and-swap
-/// only.
+/// *Looking*, the number of sleepers, of sends by TCP and of records published; both ends change it, by
+/// compare-and-swap only.
 pub(crate) const WORD_AT: usize = 0;
 /// Bytes that had gone by TCP when the writer last sent some that way.
 pub(crate) const TCP_HINT_AT: usize = 8;
@@ -282,8 +282,13 @@ pub(crate) const WRITER_LOCK_AT: usize = 160;
 pub(crate) const LOOKING: u64 = 1 << 63;
 /// One of those in [`WORD_AT`] who sleep in the kernel, or read there without a bound: while there is one, nobody looks.
 pub(crate) const SLEEPER: u64 = 1 << 48;
-/// The number of records in [`WORD_AT`].
-pub(crate) const COUNT: u64 = SLEEPER - 1;
+/// One of the sends by TCP in [`WORD_AT`] that have begun, modulo 65,536: a record that was prepared before one began is
+/// not published after it.
+pub(crate) const SEND: u64 = 1 << 32;
+/// All of them.
+pub(crate) const SENDS: u64 = SLEEPER - SEND;
+/// The number of records in [`WORD_AT`], modulo 2³².
+pub(crate) const COUNT: u64 = SEND - 1;
 
 impl Direction<'_> {
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use crate::layout::{
     AREA_BYTES, CAPACITY_LEAST, CLOSING_AT, COUNT, Direction, HEAD_BYTES, KNOWN_AT, LOOKING, LaneRegion, PLACES_AT,
-    PROGRESS_AT, READER_CPU_AT, RECORD_MAX, SENDING_AT, TCP_HINT_AT, TCP_WRITTEN_AT, UNIT, WORD_AT, WRAP,
+    PROGRESS_AT, READER_CPU_AT, RECORD_MAX, SEND, SENDING_AT, SENDS, TCP_HINT_AT, TCP_WRITTEN_AT, UNIT, WORD_AT, WRAP,
     WRITER_CPU_AT, WRITER_LOCK_AT,
 };
 use crate::progress::Progress;
@@ -75,7 +75,8 @@ impl<'m> Outgoing<'m> {
         debug_assert!((1..=RECORD_MAX).contains(&most));
         let memory = self.memory();
         let mut word = self.direction.word();
-        if word & LOOKING == 0 {
+        // Bytes of a send that is under way are not counted yet: a record could not say that it comes after them.
+        if word & LOOKING == 0 || memory.load32(self.at(SENDING_AT)) != 0 {
             return Published::NotLooked;
         }
         let count = word & COUNT;
@@ -102,9 +103,10 @@ impl<'m> Outgoing<'m> {
         loop {
             // Publishes the record: pairs with the reader's load of the word. It cannot succeed once the reader has
             // stopped looking, and a reader cannot stop without having seen what was published before.
-            match memory.exchange64(self.at(WORD_AT), word, word + 1) {
+            let next = word & !COUNT | (word + 1) & COUNT;
+            match memory.exchange64(self.at(WORD_AT), word, next) {
                 Ok(()) => return Published::Done(len),
-                Err(now) if now & LOOKING == 0 => return Published::NotLooked,
+                Err(now) if now & LOOKING == 0 || (now ^ word) & SENDS != 0 => return Published::NotLooked,
                 Err(now) if now & COUNT == count => word = now,
                 // Only who has the lock publishes.
                 Err(_) => return Published::Lie,
@@ -156,6 +158,18 @@ impl<'m> Outgoing<'m> {
     #[inline]
     pub fn begin_tcp(self) {
         self.memory().add32(self.at(SENDING_AT), 1);
+        // Then the word, which whoever is just publishing compares.
+        let mut word = self.direction.word();
+        while let Err(now) =
+            self.memory().exchange64(self.at(WORD_AT), word, word & !SENDS | word.wrapping_add(SEND) & SENDS)
+        {
+            word = now;
+        }
+    }
+
+    /// Nothing is under way, as whoever is alone with the connection knows.
+    pub fn forget_sends(self) {
+        self.memory().store32(self.at(SENDING_AT), 0);
     }
 
     /// It has ended, and its bytes were counted.

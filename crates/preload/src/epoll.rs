@@ -180,7 +180,7 @@ impl Registration {
         if writes && end.outgoing.is_looked_at() {
             found |= OUT;
         }
-        if events & IN != 0 && end.incoming.has_records() {
+        if events & IN != 0 && slot.is_readable(end, self.descriptor.load(Ordering::Relaxed)) {
             if events & EDGE == 0 {
                 found |= events & IN;
             } else if self.told.load(Ordering::Relaxed) != end.incoming.published() {
@@ -589,7 +589,7 @@ fn look_again(registration: &Registration) {
     if let Some(slot) = registration.slot().filter(|slot| slot.has(flag::LOOK_AGAIN)) {
         slot.unset(flag::LOOK_AGAIN);
         if let Some(end) = slot.end() {
-            crate::receive::look_if_allowed(slot, end);
+            crate::receive::try_to_look(slot, end);
         }
     }
 }

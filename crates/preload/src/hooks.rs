@@ -102,6 +102,10 @@ extern "C" fn hw_begin() {
     process::begin();
     spin::begin();
     pair::begin();
+    // Whoever limited this program's system calls did so for the program alone.
+    if raw::has_filter() {
+        process::enter_sandbox();
+    }
     // A program that was started with a connection, as by inetd.
     (0..3).for_each(maybe_socket);
     extern "C" fn end() {
@@ -360,6 +364,17 @@ extern "C" fn hw_set_nonblocking(fd: c_int, on: c_int) {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn hw_low_water(fd: c_int, bytes: c_int) {
+    if let Some(slot) = slot_of(fd) {
+        slot.low_water.store(bytes.cast_unsigned(), Ordering::Relaxed);
+        set_or_unset(slot, flag::LOW_WATER, (bytes > 1).into());
+        if bytes > 1 {
+            slot.make_plain(Reason::Option);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn hw_corked(fd: c_int, on: c_int) {
     if let Some(slot) = slot_of(fd) {
         set_or_unset(slot, flag::CORKED, on);
@@ -516,7 +531,7 @@ unsafe extern "C" fn hw_passes_descriptors(message: *const msghdr) {
         if let Some(slot) = slot_of(fd) {
             // Whoever receives it cannot be known; what is in the lane is its to read.
             slot.make_plain(Reason::Shared);
-            slot.set(flag::INHERITED);
+            slot.set(flag::PASSED);
         }
     };
     // SAFETY: by the contract.

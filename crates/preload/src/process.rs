@@ -3,7 +3,7 @@
 use crate::counters;
 use crate::raw;
 use crate::table::{self, Slot, flag};
-use highwire_lane::counters::Reason;
+use highwire_lane::counters::{Counter, Reason};
 use highwire_mem::{Process, TcpCounts};
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -105,6 +105,11 @@ fn become_child() {
         }
     }
     crate::epoll::share_all();
+    // Those that it was born with are its connections too.
+    if table::slots().next().is_some() {
+        counters::show();
+        table::descriptors().for_each(|(fd, slot)| counters::set(slot, Counter::Descriptor, fd as u64 + 1));
+    }
 }
 
 /// Whether the calling process is a child of vfork, which has this memory but descriptors of its own.
@@ -179,6 +184,7 @@ pub(crate) fn is_alone(slot: &Slot, fd: i32) -> bool {
         slot.unset(flag::SHARED | flag::INHERITED);
         if slot.quiet().is_some() {
             end.incoming.forget_sleepers();
+            end.outgoing.forget_sends();
         }
         adopt_counts(slot, fd)
     }

@@ -250,6 +250,12 @@ pub(crate) fn closes_on_exec(fd: c_int) -> bool {
     }
 }
 
+/// Whether the system calls of this thread are filtered.
+pub(crate) fn has_filter() -> bool {
+    // SAFETY: takes and returns numbers.
+    unsafe { hw_raw(libc::SYS_prctl, libc::PR_GET_SECCOMP.into(), 0, 0, 0, 0, 0) > 0 }
+}
+
 /// This process, asked of the kernel.
 pub(crate) fn process() -> u32 {
     // SAFETY: takes nothing, returns a number.

@@ -9,6 +9,7 @@ use highwire_lane::counters::{Counter, Reason};
 use highwire_lane::{EndState, Next, ThreadLock};
 use highwire_mem::{current_cpu, ticks};
 use libc::{c_int, size_t, ssize_t};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a call has come to; the shim's `struct plan`.
@@ -64,6 +65,9 @@ struct Call<'a> {
     total: usize,
     /// Whether the call may wait.
     waits: bool,
+    /// Where bytes came from.
+    from_lane: Cell<bool>,
+    from_kernel: Cell<bool>,
 }
 
 /// Decides a receive of `total` bytes, of which `plan.done` are there.
@@ -90,7 +94,8 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
         settle(slot, fd);
     }
     let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
-    let call = Call { fd, slot, end, parts, flags, total, waits };
+    let (from_lane, from_kernel) = (Cell::new(false), Cell::new(false));
+    let call = Call { fd, slot, end, parts, flags, total, waits, from_lane, from_kernel };
     if plan.done == 0
         && !end.incoming.has_news()
         && let Some(verdict) = call.without_news(plan)
@@ -161,6 +166,7 @@ impl Call<'_> {
                             self.parts.copy_out(skip, bytes, memory, at);
                         }
                     });
+                    self.from_lane.set(true);
                     add(self.slot, Counter::LaneBytesIn, (plan.done - skip) as u64);
                 }
                 Next::Lie => return self.broken(plan),
@@ -169,7 +175,7 @@ impl Call<'_> {
                 // The program's own call, and no other.
                 next @ (Next::Nothing | Next::Tcp(_)) if self.slot.has(flag::PLAIN) => {
                     if plan.done > 0 {
-                        return self.done(plan, begun);
+                        return self.finish(plan, begun);
                     }
                     if incoming.sleep(seen) {
                         plan.limit = if let Next::Tcp(bound) = next { left.min(bound as usize) } else { left };
@@ -193,7 +199,7 @@ impl Call<'_> {
                 }
                 Next::Nothing if plan.done > 0 && !self.wants_all() => {
                     // Whether more is in the kernel is known, but for what is being sent just now.
-                    let more = incoming.may_be_sent() || incoming.is_closing();
+                    let more = incoming.may_be_sent() || incoming.is_closing() || self.slot.has(flag::UNANNOUNCED);
                     if !more || raw::unread(self.fd) == 0 {
                         return self.done(plan, begun);
                     }
@@ -257,6 +263,7 @@ impl Call<'_> {
         let used = self.parts.list(plan.done, most, &mut list);
         let flags = self.flags & !libc::MSG_WAITALL;
         self.slot.enter_kernel();
+        self.from_kernel.set(true);
         let result = raw::receive(self.fd, &mut list[..used], flags);
         if let Ok(bytes) = result {
             self.end.incoming.read_by_tcp(bytes as u64);
@@ -279,8 +286,12 @@ impl Call<'_> {
         if !incoming.sleep(seen) {
             return None;
         }
+        let announced = incoming.may_be_sent() || incoming.has_news();
         let result = self.tcp(plan, self.total - plan.done);
         incoming.wake();
+        if !announced && matches!(result, Ok(bytes) if bytes > 0) && !incoming.has_news() {
+            self.slot.set(flag::UNANNOUNCED);
+        }
         match result {
             Ok(_) => Some(self.done(plan, begun)),
             Err(libc::EAGAIN) => {
@@ -295,10 +306,29 @@ impl Call<'_> {
     fn done(&self, plan: &Plan, begun: usize) -> Verdict {
         if plan.done > begun {
             look_if_allowed(self.slot, self.end);
+        }
+        if self.from_lane.get() {
             add(self.slot, Counter::LaneCallsIn, 1);
-            add(self.slot, Counter::CallsAvoided, 1);
+            add(self.slot, Counter::CallsAvoided, u64::from(!self.from_kernel.get()));
         }
         Verdict::Done
+    }
+
+    /// The end of a call on a plain connection that had something in the lane: the rest is what TCP has, where that may be
+    /// asked.
+    fn finish(&self, plan: &mut Plan, begun: usize) -> Verdict {
+        if self.wants_all() {
+            return self.wait();
+        }
+        let incoming = self.end.incoming;
+        let bound = match incoming.next() {
+            Next::Tcp(bound) if incoming.has_records() => bound as usize,
+            _ => usize::MAX,
+        };
+        if !process::is_sandboxed() && raw::unread(self.fd) > 0 {
+            let _ = self.tcp(plan, bound.min(self.total - plan.done));
+        }
+        self.done(plan, begun)
     }
 
     fn failed(&self, plan: &mut Plan, begun: usize, error: c_int) -> Verdict {
@@ -420,7 +450,7 @@ pub(crate) fn received(plan: &Plan, result: ssize_t, flags: c_int) {
         }
         end.incoming.wake();
         if counts {
-            look_if_allowed(slot, end);
+            try_to_look(slot, end);
         }
     } else if counts {
         slot.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -449,6 +479,18 @@ pub(crate) fn look_if_allowed(slot: &Slot, end: End) {
         return;
     }
     crate::epoll::with_nobody_asleep(slot, || incoming.look());
+}
+
+/// The same for who has no lock: only who has it begins to look, so that whoever reads with it knows what can come.
+pub(crate) fn try_to_look(slot: &Slot, end: End) {
+    if end.incoming.is_looking() || slot.has(flag::NOT_READING) {
+        return;
+    }
+    let (lock, thread) = (end.incoming.lock(), spin::thread());
+    if lock.try_lock(thread).is_ok() {
+        look_if_allowed(slot, end);
+        lock.unlock(thread);
+    }
 }
 
 /// Takes a lock. False for a handler that interrupted this very thread while it had it.

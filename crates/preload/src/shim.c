@@ -211,6 +211,7 @@ void hw_plain(int fd, int why);
 void hw_shut_down(int fd, int how);
 void hw_set_nonblocking(int fd, int on);
 void hw_corked(int fd, int on);
+void hw_low_water(int fd, int bytes);
 int hw_set_combining(int fd, int on);
 int hw_is_combining(int fd);
 size_t hw_unread(int fd);
@@ -458,6 +459,13 @@ ssize_t EXPORTED(recvmsg)(int fd, struct msghdr *message, int flags) {
 int EXPORTED(recvmmsg)(int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *timeout) {
     if (!concerns(fd))
         return real_recvmmsg(fd, messages, count, flags, timeout);
+    // The kernel tells a pending error before anything else.
+    int pending = 0;
+    socklen_t length = sizeof pending;
+    if (real_getsockopt(fd, SOL_SOCKET, SO_ERROR, &pending, &length) == 0 && pending != 0) {
+        errno = pending;
+        return -1;
+    }
     struct timespec begun, now;
     if (timeout != NULL)
         clock_gettime(CLOCK_MONOTONIC, &begun);
@@ -986,8 +994,8 @@ int EXPORTED(setsockopt)(int fd, int level, int name, const void *value, socklen
     int number = length >= sizeof(int) && value != NULL ? *(const int *)value : 0;
     if (level == 6 && name == 3) // TCP_CORK
         hw_corked(fd, number != 0);
-    else if (level == SOL_SOCKET && name == SO_RCVLOWAT && number > 1)
-        hw_plain(fd, BY_OPTION);
+    else if (level == SOL_SOCKET && name == SO_RCVLOWAT)
+        hw_low_water(fd, number);
     else if (level == SOL_SOCKET && number != 0 &&
              (name == SO_OOBINLINE || name == SO_TIMESTAMP || name == SO_TIMESTAMPNS || name == SO_TIMESTAMPING ||
               name == SO_ZEROCOPY || name == SO_ATTACH_FILTER || name == SO_ATTACH_BPF))

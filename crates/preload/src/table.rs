@@ -64,6 +64,8 @@ pub(crate) struct Slot {
     /// Records published when a watcher last went to sleep: one that got none since is not looked at again until it has
     /// something.
     pub(crate) slept_at: AtomicU64,
+    /// Bytes that must be there for it to be readable, where that was set.
+    pub(crate) low_water: AtomicU32,
     /// Spins that found nothing, one after the other.
     pub(crate) vain_spins: AtomicU32,
     pub(crate) shared_asked: AtomicU64,
@@ -95,6 +97,8 @@ pub(crate) mod flag {
     pub(crate) const INHERITED: u32 = 1 << 10;
     /// The kernel said that the connection ends: sending goes by TCP.
     pub(crate) const ENDING: u32 = 1 << 11;
+    /// It was passed to another process, which may not have come yet.
+    pub(crate) const PASSED: u32 = 1 << 18;
     /// Its ports were looked at.
     pub(crate) const PORTS_SEEN: u32 = 1 << 12;
     /// The program wants its small segments held back (Nagle); the kernel is told otherwise, see [`crate::pair`].
@@ -103,6 +107,10 @@ pub(crate) mod flag {
     pub(crate) const LOOK_AGAIN: u32 = 1 << 14;
     /// A send that would not wait was refused: whether more can be sent is the kernel's to say.
     pub(crate) const REFUSED: u32 = 1 << 15;
+    /// The other end's program sends in a way that nobody announces.
+    pub(crate) const UNANNOUNCED: u32 = 1 << 16;
+    /// `SO_RCVLOWAT` is set.
+    pub(crate) const LOW_WATER: u32 = 1 << 17;
     /// Nothing that reads looks for records.
     pub(crate) const NOT_READING: u32 = PLAIN | SHARED | SHUT_READ | ADOPTING | UNSURE | WATCHED_OTHERWISE;
     /// Nothing that writes publishes records.
@@ -138,6 +146,7 @@ impl Slot {
             send_frame: AtomicU64::new(0),
             watched: [const { AtomicU32::new(0) }; WATCHERS],
             slept_at: AtomicU64::new(0),
+            low_water: AtomicU32::new(0),
             vain_spins: AtomicU32::new(0),
             shared_asked: AtomicU64::new(0),
         }
@@ -159,6 +168,19 @@ impl Slot {
 
     pub(crate) fn unset(&self, flags: u32) {
         self.flags.fetch_and(!flags, Ordering::SeqCst);
+    }
+
+    /// Whether the lane makes it readable: with a record, where no more bytes are asked for.
+    #[inline]
+    pub(crate) fn is_readable(&self, end: End, fd: i32) -> bool {
+        if !end.incoming.has_records() {
+            return false;
+        }
+        if !self.has(flag::LOW_WATER) {
+            return true;
+        }
+        let lane: usize = end.incoming.waiting().map(|(_, record)| record.left()).sum();
+        lane + raw::unread(fd) >= self.low_water.load(Ordering::Relaxed) as usize
     }
 
     /// Its lane, if it has one.
@@ -394,6 +416,10 @@ fn release(fd: i32, orderly: bool) {
     set_entry(fd, 0);
     if slot.descriptors.load(Ordering::SeqCst) > 1 {
         slot.descriptors.fetch_sub(1, Ordering::SeqCst);
+        // It is known by another one from now on.
+        if let Some((other, _)) = descriptors().find(|(_, known)| std::ptr::eq(*known, slot)) {
+            counters::set(slot, Counter::Descriptor, other as u64 + 1);
+        }
         return;
     }
     crate::epoll::unwatch_all(slot);
@@ -412,10 +438,10 @@ impl End {
         let process = crate::process::number();
         let holders = self.lane.holders(self.side);
         holders.remove(process);
-        let alone = holders.others(process).next().is_none();
+        let alone = !holders.others(process).any(|other| crate::process::is_sandboxed() || raw::exists(other));
         self.incoming.turn_away();
         // Another process has it, or will have.
-        if !alone || slot.has(flag::INHERITED) {
+        if !alone || slot.has(flag::PASSED) {
             return;
         }
         self.outgoing.announce_closing();

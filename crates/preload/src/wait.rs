@@ -45,7 +45,7 @@ fn watched(list: &[pollfd]) -> impl Iterator<Item = (&'static Slot, End)> + '_ {
 /// Whether the lanes have something for an entry.
 fn is_ready(entry: &pollfd) -> bool {
     if let Some(slot) = slot_of(entry.fd) {
-        return slot.end().is_some_and(|end| end.incoming.has_records());
+        return slot.end().is_some_and(|end| slot.is_readable(end, entry.fd));
     }
     set_of(entry.fd).is_some_and(epoll::is_ready)
 }
@@ -138,7 +138,7 @@ fn sleep_on(slot: &'static Slot) -> bool {
     note(what, || slot.set(flag::WATCHED_OTHERWISE));
     let Some(end) = slot.end() else { return true };
     let seen = end.incoming.published();
-    if end.incoming.has_records() {
+    if end.incoming.has_records() && !slot.has(flag::LOW_WATER) {
         return false;
     }
     if end.incoming.is_looking() {

@@ -159,6 +159,47 @@ fn one_that_is_turned_away_publishes_nothing() {
     });
 }
 
+/// Two threads of the writer, one by TCP and one by the lane: no record says that it comes before bytes that the
+/// reader has read already.
+#[test]
+fn a_record_never_comes_before_bytes_that_were_read() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let memory = Arc::new(memory());
+        LaneRegion::prepare(&memory, 0);
+        let kernel = Arc::new(Kernel { queue: Mutex::default(), changed: Condvar::new() });
+        let by_tcp = {
+            let (memory, kernel) = (memory.clone(), kernel.clone());
+            loom::thread::spawn(move || {
+                let out = LaneRegion::adopt(&memory).unwrap().lane(0).unwrap().outgoing(Side::First);
+                out.begin_tcp();
+                kernel.send([1; 4].into_iter());
+                out.sent_by_tcp(4);
+                out.end_tcp();
+            })
+        };
+        let by_lane = {
+            let memory = memory.clone();
+            loom::thread::spawn(move || {
+                publish(LaneRegion::adopt(&memory).unwrap().lane(0).unwrap().outgoing(Side::First), 0, 4)
+            })
+        };
+        let from = LaneRegion::adopt(&memory).unwrap().lane(0).unwrap().incoming(Side::Second);
+        // Reads all of TCP, blind, and looks then.
+        let bytes = kernel.receive(8).unwrap();
+        from.read_by_tcp(bytes.len() as u64);
+        from.look();
+        let published = by_lane.join().unwrap() == Published::Done(4);
+        by_tcp.join().unwrap();
+        match from.next() {
+            Next::Record(_) => assert!(published),
+            Next::Nothing => assert!(!published),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
 /// A second thread of the reader takes what it finds and looks again, whenever it can, while the first one sleeps: what
 /// is published then is never behind the sleeper's back.
 #[test]
