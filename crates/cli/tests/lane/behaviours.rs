@@ -1,0 +1,215 @@
+//! What programs do with sockets, one test for each.
+
+use crate::compiled::compile;
+use crate::ground::{Ground, Way, is_root};
+use crate::scenario::Lane::{self, Expected, Unsaid};
+use crate::scenario::Scenario;
+
+/// Both ends, one end, and neither: the same is said.
+fn same(program: &str, name: &str, lane: Lane) {
+    Scenario::new(&Ground::new(), program, name).compare(lane);
+}
+
+#[test]
+fn a_server_that_forks_for_each_connection() {
+    same("serving", "forking", Unsaid);
+}
+
+#[test]
+fn a_fork_in_the_middle_of_a_conversation() {
+    same("serving", "late_fork", Expected);
+}
+
+#[test]
+fn inetd_executes_cat_a_linked_program_and_a_static_one() {
+    let ground = Ground::new();
+    let echo = compile("static_echo", "static_echo", &["-static"]);
+    Scenario::new(&ground, "serving", "inetd").with(echo.to_str().unwrap()).compare(Unsaid);
+}
+
+#[test]
+fn a_pool_of_processes_that_accept_from_one_socket() {
+    same("serving", "prefork", Unsaid);
+}
+
+#[test]
+fn processes_that_share_a_port() {
+    same("serving", "reuseport", Unsaid);
+}
+
+#[test]
+fn a_thread_closes_what_another_one_reads() {
+    same("serving", "closing", Unsaid);
+}
+
+#[test]
+fn a_thread_is_cancelled_in_recv_and_nothing_is_missing() {
+    same("signals", "cancel", Expected);
+}
+
+#[test]
+fn records_of_a_signal_handler_come_whole_among_those_of_the_main_loop() {
+    same("signals", "handler", Expected);
+}
+
+#[test]
+fn jumps_out_of_every_call_that_waits_leave_everything_right() {
+    same("signals", "jumping", Expected);
+}
+
+#[test]
+fn a_server_that_only_listens_to_sigio() {
+    same("signals", "sigio", Unsaid);
+}
+
+#[test]
+fn interrupted_and_timed_out_calls_say_so() {
+    same("signals", "interrupted", Unsaid);
+}
+
+#[test]
+fn edges_come_when_bytes_come_and_at_no_other_time() {
+    same("readiness", "edge", Expected);
+}
+
+#[test]
+fn one_shot_events_come_once() {
+    same("readiness", "oneshot", Expected);
+}
+
+#[test]
+fn exclusive_waiters_divide_the_connections() {
+    same("readiness", "exclusive", Unsaid);
+}
+
+#[test]
+fn epoll_sets_in_epoll_sets() {
+    same("readiness", "nested", Expected);
+}
+
+#[test]
+fn one_epoll_set_in_two_processes() {
+    same("readiness", "shared", Unsaid);
+}
+
+#[test]
+fn every_call_that_waits_for_sockets() {
+    same("readiness", "waits", Expected);
+}
+
+#[test]
+fn connections_that_are_made_without_waiting() {
+    same("readiness", "connecting", Unsaid);
+}
+
+#[test]
+fn one_direction_ends_and_the_other_goes_on() {
+    same("readiness", "half_close", Expected);
+}
+
+#[test]
+fn descriptors_go_to_another_process_with_bytes_unread() {
+    same("descriptors", "passing", Unsaid);
+}
+
+#[test]
+fn descriptors_are_copied_over_each_other() {
+    same("descriptors", "copying", Expected);
+}
+
+#[test]
+fn ranges_of_descriptors_are_closed() {
+    same("descriptors", "ranges", Unsaid);
+}
+
+#[test]
+fn programs_are_started_in_the_middle_of_a_conversation() {
+    same("descriptors", "spawning", Expected);
+}
+
+#[test]
+fn a_program_replaces_itself_and_goes_on_talking() {
+    same("descriptors", "replaced", Expected);
+}
+
+#[test]
+fn every_call_that_sends_and_every_call_that_receives() {
+    same("moving", "calls", Expected);
+}
+
+#[test]
+fn a_lot_both_ways_at_once() {
+    same("moving", "lots", Unsaid);
+}
+
+#[test]
+fn stdio_alone_and_mixed_with_calls() {
+    same("moving", "stdio", Unsaid);
+}
+
+#[test]
+fn corks_and_more_to_come() {
+    same("moving", "cork", Unsaid);
+}
+
+#[test]
+fn files_go_out_between_records() {
+    same("moving", "sendfile", Unsaid);
+}
+
+#[test]
+fn a_proxy_that_splices() {
+    same("moving", "splicing", Unsaid);
+}
+
+#[test]
+fn io_uring_alone_and_after_a_hundred_calls() {
+    let ground = Ground::new();
+    let scenario = Scenario::new(&ground, "kernel", "uring");
+    let plain = scenario.play(Way::Plain, Way::Plain);
+    if plain.server.iter().any(|line| line.contains("forbidden")) {
+        eprintln!("SKIPPED: io_uring on sockets: this kernel forbids it");
+        return;
+    }
+    scenario.compare(Unsaid);
+}
+
+#[test]
+fn system_calls_through_libc() {
+    same("kernel", "syscall", Unsaid);
+}
+
+#[test]
+fn system_calls_by_an_instruction_of_the_program() {
+    same("kernel", "instruction", Unsaid);
+}
+
+#[test]
+fn a_filter_that_kills_comes_before_or_after_the_connection() {
+    let ground = Ground::new();
+    let empty = ground.directory("empty");
+    for when in ["later", "earlier"] {
+        let scenario = Scenario::new(&ground, "sandbox", when).with("filter").with(empty.to_str().unwrap());
+        scenario.compare(Unsaid);
+    }
+    Scenario::new(&ground, "sandbox", "strict").compare(Unsaid);
+}
+
+#[test]
+fn another_root_another_user_and_another_network_before_or_after_the_connection() {
+    if !is_root("chroot, setuid and unshare under Highwire") {
+        return;
+    }
+    let ground = Ground::new();
+    let empty = ground.directory("empty");
+    for (when, how) in [
+        ("later", "chroot"),
+        ("later", "setuid"),
+        ("later", "unshare"),
+        ("later", "everything"),
+        ("earlier", "chroot"),
+        ("earlier", "setuid"),
+    ] {
+        Scenario::new(&ground, "sandbox", when).with(how).with(empty.to_str().unwrap()).compare(Unsaid);
+    }
+}

@@ -1,0 +1,134 @@
+/* Many connections: a thousand at once that all live, and fifty that rest. */
+#include "lane.h"
+
+#define THOUSAND 1000
+#define RESTING 50
+
+struct talk {
+    struct wire wire;
+    unsigned number;
+    size_t missing;
+};
+
+/* Answers everybody's questions, until all have gone or, while nobody speaks, standard input ends. */
+static void serve_all(int listener, unsigned connections, unsigned quiet_after) {
+    struct talk *talks = calloc(connections, sizeof *talks);
+    int epoll = epoll_create1(0);
+    unsigned accepted = 0, ended = 0, answered = 0;
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = UINT32_MAX};
+    set_nonblocking(listener, 1);
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, listener, &event) == 0);
+    while (ended < connections) {
+        struct epoll_event events[64];
+        int count = epoll_wait(epoll, events, 64, -1);
+        CHECK(count > 0);
+        for (int at = 0; at < count; at++) {
+            uint32_t which = events[at].data.u32;
+            if (which == UINT32_MAX - 1) return;
+            if (which == UINT32_MAX) {
+                for (int fd; (fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK)) >= 0; accepted++) {
+                    int one = 1;
+                    CHECK(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0);
+                    talks[accepted] = (struct talk){.wire = server_end(fd, 0), .missing = round_length(0)};
+                    event = (struct epoll_event){.events = EPOLLIN, .data.u32 = accepted};
+                    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
+                }
+                continue;
+            }
+            struct talk *talk = &talks[which];
+            unsigned char bytes[256];
+            ssize_t got = recv(talk->wire.fd, bytes, talk->missing, 0);
+            if (got < 0 && errno == EAGAIN) continue;
+            CHECK(got >= 0);
+            if (got == 0) {
+                ended++;
+                close(talk->wire.fd);
+                continue;
+            }
+            verify(&talk->wire, bytes, got);
+            if ((talk->missing -= got) == 0) {
+                put(&talk->wire, round_length(talk->number + 5));
+                talk->missing = round_length(++talk->number);
+                answered++;
+            }
+        }
+        if (quiet_after > 0 && answered == quiet_after) {
+            /* From here on it only waits, for all of them, and for the test. */
+            quiet_after = 0;
+            event = (struct epoll_event){.events = EPOLLIN, .data.u32 = UINT32_MAX - 1};
+            CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, 0, &event) == 0);
+            printf("hold %d\n", (int)getpid());
+            fflush(stdout);
+        }
+    }
+    say("%u conversations, %u answers", ended, answered);
+}
+
+static void thousand_server(int listener) {
+    serve_all(listener, THOUSAND, 0);
+}
+
+static void thousand_client(int port) {
+    static struct wire wires[THOUSAND];
+    uint64_t total = 0;
+    for (unsigned number = 0; number < THOUSAND; number++) wires[number] = client_end(connect_to(port), 0);
+    for (unsigned round = 0; round < 12; round++) {
+        for (unsigned number = 0; number < THOUSAND; number++) {
+            put(&wires[number], round_length(round));
+            take(&wires[number], round_length(round + 5));
+        }
+    }
+    /* All at once. */
+    for (unsigned round = 12; round < 24; round++) {
+        for (unsigned number = 0; number < THOUSAND; number++) put(&wires[number], round_length(round));
+        for (unsigned number = 0; number < THOUSAND; number++) take(&wires[number], round_length(round + 5));
+    }
+    hold();
+    for (unsigned round = 24; round < 26; round++) {
+        for (unsigned number = 0; number < THOUSAND; number++) put(&wires[number], round_length(round));
+        for (unsigned number = 0; number < THOUSAND; number++) take(&wires[number], round_length(round + 5));
+    }
+    for (unsigned number = 0; number < THOUSAND; number++) {
+        total += wires[number].got;
+        close(wires[number].fd);
+    }
+    say("got %llu", (unsigned long long)total);
+}
+
+static void resting_server(int listener) {
+    serve_all(listener, RESTING, RESTING * 40);
+}
+
+static void *rest(void *argument) {
+    struct wire *wire = argument;
+    ask(wire, 40);
+    expect_end(wire);
+    return NULL;
+}
+
+/* A thread for each connection, which waits in recv when it has asked its questions. */
+static void resting_client(int port) {
+    static struct wire wires[RESTING];
+    pthread_t threads[RESTING];
+    uint64_t each = 0;
+    for (unsigned number = 0; number < 40; number++) each += round_length(number + 5);
+    for (unsigned number = 0; number < RESTING; number++) {
+        wires[number] = client_end(connect_to(port), 0);
+        CHECK(pthread_create(&threads[number], NULL, rest, &wires[number]) == 0);
+    }
+    for (unsigned number = 0; number < RESTING; number++)
+        while (__atomic_load_n(&wires[number].got, __ATOMIC_ACQUIRE) < each) sleep_us(1000);
+    hold();
+    for (unsigned number = 0; number < RESTING; number++) CHECK(shutdown(wires[number].fd, SHUT_RDWR) == 0);
+    for (unsigned number = 0; number < RESTING; number++) CHECK(pthread_join(threads[number], NULL) == 0);
+    say("rested");
+}
+
+static const struct scenario scenarios[] = {
+    {"thousand", thousand_server, thousand_client},
+    {"resting", resting_server, resting_client},
+};
+
+int main(int argc, char **argv) {
+    return play(scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+}

@@ -1,0 +1,268 @@
+//! The command itself: what it says of wrong use, how it ends, and the switches.
+
+use crate::actor::{Actor, ended_by, run};
+use crate::compiled::{compile, compiled};
+use crate::ground::{Ground, HIGHWIRE, Way, installed, is_root};
+use crate::scenario::Scenario;
+use rustix::process::Signal;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+#[test]
+fn run_without_a_program_says_how_it_is_used() {
+    let ground = Ground::new();
+    for arguments in [&["run"][..], &["run", "--"]] {
+        let ended = run("run", &mut ground.highwire(arguments));
+        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {ended:?}");
+        assert!(ended.errors.contains("Usage") || ended.errors.contains("usage"), "{arguments:?}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_program_that_cannot_be_run_is_told_as_env_tells_it() {
+    let ground = Ground::new();
+    let text = ground.file("text", "not a program\n");
+    std::fs::set_permissions(&text, Permissions::from_mode(0o644)).unwrap();
+    let directory = ground.directory("directory");
+    let cases: [(PathBuf, i32); 4] =
+        [("/no/such/program".into(), 127), ("no-such-program-anywhere".into(), 127), (text, 126), (directory, 126)];
+    for (program, code) in cases {
+        let ended = run("run", &mut ground.command(Way::Highwire, &program));
+        assert_eq!(ended.status.code(), Some(code), "{program:?}: {ended:?}");
+        assert!(ended.errors.contains(program.to_str().unwrap()), "it is named: {ended:?}");
+        let env = run("env", Command::new("env").arg(&program));
+        assert_eq!(env.status.code(), Some(code), "env says the same");
+    }
+}
+
+#[test]
+fn exit_codes_and_deaths_by_signal_are_passed_on() {
+    let ground = Ground::new();
+    for code in [0, 1, 7, 125, 255] {
+        let ended = run("sh", ground.command(Way::Highwire, "sh").args(["-c", &format!("exit {code}")]));
+        assert_eq!(ended.status.code(), Some(code), "{ended:?}");
+    }
+    for signal in [Signal::KILL, Signal::TERM, Signal::ABORT, Signal::SEGV] {
+        let number = signal.as_raw();
+        let ended = run("sh", ground.command(Way::Highwire, "sh").args(["-c", &format!("kill -{number} $$")]));
+        assert_eq!(ended_by(&ended), Some(number), "{ended:?}");
+    }
+}
+
+#[test]
+fn output_input_and_arguments_are_the_programs_own() {
+    let ground = Ground::new();
+    let hello = compile("hello", "hello", &[]);
+    let odd = ["--", "-x", "", "a b", "--only", "run", "\u{e9}"];
+    let plain = run("plain", ground.command(Way::Plain, &hello).args(odd));
+    let highwire = run("highwire", ground.command(Way::Highwire, &hello).args(odd));
+    assert_eq!((highwire.status, &highwire.output, &highwire.errors), (plain.status, &plain.output, &plain.errors));
+    // By its name alone, as the shell finds it, and in the directory and with the umask that it was started with.
+    let script = "pwd; umask; ulimit -n; echo $0 $PPID | cut -d' ' -f1; cat";
+    let both = [Way::Plain, Way::Highwire].map(|way| {
+        let mut command = ground.command(way, "sh");
+        command.args(["-c", script]).current_dir(ground.path());
+        run("sh", &mut command)
+    });
+    assert_eq!(both[0].output, both[1].output);
+    assert_eq!(both[1].errors, "");
+}
+
+/// Scripts, programs that something else is preloaded into, and Highwire under Highwire.
+#[test]
+fn programs_that_bring_their_own_surroundings() {
+    let ground = Ground::new();
+    let script = ground.file("script", "#!/bin/sh\necho it ran with $1\n");
+    std::fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+    let ended = run("script", ground.command(Way::Highwire, &script).arg("this"));
+    assert_eq!((ended.output.as_slice(), ended.errors.as_str()), (&["it ran with this".to_owned()][..], ""));
+
+    let other = compile("preloaded", "preloaded.so", &["-shared", "-fPIC"]);
+    let hello = compile("hello", "hello", &[]);
+    let plain = run("plain", ground.command(Way::Plain, &hello).env("LD_PRELOAD", &other));
+    assert!(plain.output.contains(&"preloaded".to_owned()), "{plain:?}");
+    let under = run("highwire", ground.command(Way::Highwire, &hello).env("LD_PRELOAD", &other));
+    assert_eq!((under.status, &under.output, under.errors.as_str()), (plain.status, &plain.output, ""));
+
+    let twice = run("twice", &mut ground.highwire(&["run", "--", HIGHWIRE, "run", "--", "echo", "twice"]));
+    assert_eq!(twice.well("twice"), ["twice"]);
+}
+
+#[test]
+fn the_program_is_the_process_that_was_started() {
+    let ground = Ground::new();
+    let mut actor = Actor::start("sh", ground.command(Way::Highwire, "sh").args(["-c", "echo pid $$; cat"]));
+    assert_eq!(actor.told("pid"), actor.id().to_string(), "it is executed, not started beside");
+    actor.signal(Signal::INT);
+    assert_eq!(ended_by(&actor.ended()), Some(Signal::INT.as_raw()));
+}
+
+/// Ctrl-C at a terminal, typed.
+#[test]
+fn ctrl_c_ends_the_program() {
+    let ground = Ground::new();
+    let python = installed("python3", "python3");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/lane/python/terminal.py");
+    let mut command = Command::new(python);
+    command.args([script, HIGHWIRE, "run", "--", "sh", "-c", "echo ready; exec sleep 60"]);
+    command.env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run"));
+    let ended = run("terminal", &mut command);
+    assert_eq!(ended.output, ["ended by signal 2"], "{ended:?}");
+}
+
+#[test]
+fn a_user_without_privileges_can_run_programs() {
+    if !is_root("Highwire for a user without privileges") {
+        return;
+    }
+    let ground = Ground::new();
+    // Everything that this user needs where it may read it, and a place of its own.
+    let binaries = ground.directory("binaries");
+    let highwire = binaries.join("highwire");
+    std::fs::copy(HIGHWIRE, &highwire).unwrap();
+    for library in neighbours() {
+        std::fs::copy(&library, binaries.join(library.file_name().unwrap())).unwrap();
+    }
+    let readiness = binaries.join("readiness");
+    std::fs::copy(compiled("readiness"), &readiness).unwrap();
+    let own = ground.directory("own");
+    std::fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+    std::os::unix::fs::chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
+    let as_nobody = |arguments: &[&str]| {
+        let mut command = Command::new(installed("setpriv", "util-linux"));
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--"]);
+        command.arg(&highwire).args(["run", "--"]).arg(&readiness).args(arguments);
+        command.env("HIGHWIRE_RUNTIME_DIR", &own).current_dir("/");
+        command
+    };
+    let mut server = Actor::start("server", &mut as_nobody(&["half_close", "server", "0"]));
+    let port = server.told("port");
+    let client = run("client", &mut as_nobody(&["half_close", "client", &port]));
+    assert_eq!(client.errors, "");
+    assert_eq!(client.well("client"), ["client done: 2011"]);
+    assert_eq!(server.ended().errors, "");
+}
+
+/// Shared libraries beside the command, if that is where the one that is preloaded lies.
+fn neighbours() -> Vec<PathBuf> {
+    let directory = PathBuf::from(HIGHWIRE).parent().unwrap().to_owned();
+    let entries = std::fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "so")).collect()
+}
+
+#[test]
+fn nonsense_for_ports_is_refused_before_anything_runs() {
+    let ground = Ground::new();
+    for nonsense in ["", "x", "0", "65536", "-1", "80-", "-80", "90-80", "80,,90", "80;90", "1-2-3", "80 90x", "+80"] {
+        for option in ["--only", "--never"] {
+            let ended =
+                run("run", &mut ground.highwire(&["run", &format!("{option}={nonsense}"), "--", "echo", "it ran"]));
+            assert_eq!(ended.status.code(), Some(2), "{option}={nonsense:?}: {ended:?}");
+            assert!(ended.output.is_empty(), "{option}={nonsense:?}: {ended:?}");
+            assert!(ended.errors.contains(option), "{option}={nonsense:?} is named: {ended:?}");
+        }
+    }
+    for sense in ["80", "1-65535", "80,443,8000-8100", "6379"] {
+        for option in ["--only", "--never"] {
+            let ended = run("run", &mut ground.highwire(&["run", option, sense, "--", "echo", "it ran"]));
+            assert_eq!(ended.well("run"), ["it ran"], "{option} {sense}");
+        }
+    }
+}
+
+#[test]
+fn lanes_are_made_only_at_the_ports_that_were_named() {
+    let ground = Ground::new();
+    let scenario = Scenario::new(&ground, "readiness", "waits");
+    let plain = scenario.play(Way::Plain, Way::Plain);
+    let used = |options: &dyn Fn(u16) -> Vec<String>| -> Option<u64> {
+        let mut lane = None;
+        // Whether a lane is used depends on who sleeps when; three attempts, as everywhere.
+        for _attempt in 0..3 {
+            let port = crate::ground::free_port();
+            let start = |role: &str| {
+                let mut command = ground.highwire(&["run"]);
+                command.args(options(port)).arg("--").arg(compiled("readiness")).args([
+                    "waits",
+                    role,
+                    &port.to_string(),
+                ]);
+                Actor::start(role, &mut command)
+            };
+            let mut server = start("server");
+            server.told("port");
+            let client = start("client");
+            let process = server.told("hold").parse().unwrap();
+            lane = ground.lane_bytes(process);
+            server.end_input();
+            assert_eq!(client.ended_well(), plain.client);
+            let said: Vec<String> = server.ended_well();
+            assert_eq!(said.last(), plain.server.last());
+            if lane.is_none_or(|bytes| bytes > 0) {
+                break;
+            }
+        }
+        lane
+    };
+    let some = |lane: Option<u64>| assert_ne!(lane, Some(0), "no byte went by a lane");
+    let none = |lane: Option<u64>| assert!(lane.is_none_or(|bytes| bytes == 0), "{lane:?} bytes went by a lane");
+    some(used(&|port| vec!["--only".into(), port.to_string()]));
+    some(used(&|port| vec!["--only".into(), format!("1,{}-{}", port - 1, port + 1)]));
+    some(used(&|_| vec!["--never".into(), "1-1023".into()]));
+    none(used(&|_| vec!["--only".into(), "1-1023".into()]));
+    none(used(&|port| vec!["--never".into(), port.to_string()]));
+    none(used(&|port| vec!["--only".into(), port.to_string(), "--never".into(), format!("{port}-{}", port + 1)]));
+}
+
+/// Lanes are switched off and on, again and again, while two programs talk: not one byte is wrong.
+#[test]
+fn lanes_are_switched_while_programs_talk() {
+    let ground = Ground::new();
+    let scenario = Scenario::new(&ground, "switched", "switched");
+    let (server, mut command) = scenario.roles(Way::Highwire, Way::Highwire);
+    let client = Actor::start("client", &mut command);
+    for turn in 0..20 {
+        let process = if turn % 4 < 2 { server.id() } else { client.id() }.to_string();
+        let word = if turn % 2 == 0 { "off" } else { "on" };
+        let ended = run("lanes", &mut ground.highwire(&["lanes", word, &process]));
+        assert!(ended.status.success(), "lanes {word} {process}: {ended:?}");
+        std::thread::sleep(std::time::Duration::from_millis(40));
+    }
+    // Off means off: what comes now goes by TCP.
+    for process in [server.id(), client.id()] {
+        assert!(run("lanes", &mut ground.highwire(&["lanes", "off", &process.to_string()])).status.success());
+    }
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let before = ground.lane_bytes(server.id());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(ground.lane_bytes(server.id()), before, "bytes went by the lane though it is off");
+    // And on again is on.
+    for process in [server.id(), client.id()] {
+        assert!(run("lanes", &mut ground.highwire(&["lanes", "on", &process.to_string()])).status.success());
+    }
+    let began = std::time::Instant::now();
+    while before.is_some() && ground.lane_bytes(server.id()) == before {
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "no byte went by the lane after it was on again");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    client.signal(Signal::TERM);
+    assert_eq!(client.ended_well().last().map(String::as_str), Some("client done"));
+    assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
+}
+
+#[test]
+fn lanes_of_who_is_not_there_cannot_be_switched() {
+    let ground = Ground::new();
+    let mut plain = Actor::start("cat", &mut Command::new("cat"));
+    for process in [plain.id().to_string(), "4194304".to_owned(), "0".to_owned(), "-1".to_owned(), "x".to_owned()] {
+        let ended = run("lanes", &mut ground.highwire(&["lanes", "off", "--", &process]));
+        assert!(!ended.status.success(), "lanes off {process}: {ended:?}");
+        assert!(!ended.errors.is_empty(), "lanes off {process} says why: {ended:?}");
+    }
+    plain.end_input();
+    plain.ended_well();
+}
+
+const NOBODY: u32 = 65534;

@@ -1,0 +1,185 @@
+//! What runs plainly under Highwire, and is right then: programs that nothing can be preloaded into, and ends that do not see
+//! each other.
+
+use crate::actor::{Actor, run};
+use crate::compiled::{compile, compiled};
+use crate::ground::{Ground, Way, is_root};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn a_static_program_runs_plainly_and_run_says_so() {
+    let ground = Ground::new();
+    let program = compile("hello", "hello-static", &["-static"]);
+    says_why(&ground, &program, "static");
+}
+
+#[test]
+fn a_32_bit_program_runs_plainly_and_run_says_so() {
+    let ground = Ground::new();
+    // Without a C library, which is not there for 32 bits.
+    let program =
+        compile("hello_bare", "hello-32", &["-m32", "-static", "-nostdlib", "-ffreestanding", "-fno-pic", "-no-pie"]);
+    says_why(&ground, &program, "32");
+}
+
+#[test]
+fn a_program_of_another_c_library_runs_plainly_and_run_says_so() {
+    let ground = Ground::new();
+    // Its loader has the name of musl's, and says what the program would.
+    let flags = ["-static", "-nostdlib", "-ffreestanding", "-fno-pic", "-no-pie"];
+    let loader = ground.path().join("ld-musl-x86_64.so.1");
+    std::fs::copy(compile("hello_bare", "loader", &flags), &loader).unwrap();
+    std::fs::set_permissions(&loader, Permissions::from_mode(0o755)).unwrap();
+    let program = ground.path().join("hello-musl");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lane/c/hello.c");
+    let linker = format!("-Wl,--dynamic-linker={}", loader.display());
+    let output = Command::new("cc").arg(&linker).arg("-o").arg(&program).arg(source).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    says_why(&ground, &program, "musl");
+}
+
+#[test]
+fn a_go_program_runs_plainly_and_run_says_so() {
+    let ground = Ground::new();
+    // What Go's linker leaves in each program, also in those that use libc for names: its sockets are its own.
+    let program = compile("hello", "hello-go", &["-DGO"]);
+    says_why(&ground, &program, "Go");
+}
+
+#[test]
+fn a_set_uid_program_runs_plainly_and_run_says_so() {
+    if !is_root("set-uid programs under Highwire") {
+        return;
+    }
+    let ground = Ground::new();
+    let program = ground.path().join("hello-set-uid");
+    std::fs::copy(compile("hello", "hello", &[]), &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+    says_why(&ground, &program, "set-uid");
+}
+
+/// The program does what it does, and standard error says that it does so plainly, and why.
+fn says_why(ground: &Ground, program: &Path, why: &str) {
+    let plain = run("plain", ground.command(Way::Plain, program).arg("argument"));
+    let highwire = run("highwire", ground.command(Way::Highwire, program).arg("argument"));
+    assert_eq!(highwire.status, plain.status, "{highwire:?}");
+    assert_eq!(highwire.output, plain.output, "{highwire:?}");
+    assert!(plain.errors.is_empty(), "{plain:?}");
+    assert!(highwire.errors.contains("plain") && highwire.errors.contains(why), "no word of {why:?}: {highwire:?}");
+}
+
+#[test]
+fn ends_in_different_network_namespaces_stay_plain() {
+    if !is_root("ends in different network namespaces") {
+        return;
+    }
+    let ground = Ground::new();
+    let network = Network::new();
+    let binary = compiled("namespaces");
+    let mut server = Actor::start(
+        "server",
+        Command::new("ip")
+            .args(["netns", "exec", &network.names[0]])
+            .args(enter(&ground, &binary))
+            .args(["across", "server", "0"])
+            .env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run")),
+    );
+    let port = server.told("port");
+    let mut client = Actor::start(
+        "client",
+        Command::new("ip")
+            .args(["netns", "exec", &network.names[1]])
+            .args(enter(&ground, &binary))
+            .args(["across", "client", &port, "10.99.0.1"])
+            .env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run")),
+    );
+    let process = client.told("hold").parse().unwrap();
+    assert!(ground.lane_bytes(process).is_none_or(|bytes| bytes == 0), "a lane between two networks");
+    client.end_input();
+    assert!(client.ended_well().contains(&"client done".to_owned()));
+    assert!(server.ended_well().contains(&"server done".to_owned()));
+}
+
+/// Both ends at 127.0.0.1, each in a namespace of its own, at the same port: names alone say nothing.
+#[test]
+fn equal_names_in_different_namespaces_are_not_taken_for_each_other() {
+    if !is_root("equal names in different network namespaces") {
+        return;
+    }
+    let ground = Ground::new();
+    let network = Network::new();
+    let binary = compiled("namespaces");
+    let inside = |namespace: &str, arguments: &[&str]| {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace]).args(enter(&ground, &binary)).args(arguments);
+        command.env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run"));
+        command
+    };
+    let mut servers = Vec::new();
+    let mut clients = Vec::new();
+    for name in &network.names {
+        let mut server = Actor::start("server", &mut inside(name, &["twins", "server", "7700"]));
+        assert_eq!(server.told("port"), "7700");
+        servers.push(server);
+    }
+    for (number, name) in network.names.iter().enumerate() {
+        // Even the client's port is the same in both.
+        let stream = number.to_string();
+        clients.push(Actor::start("client", &mut inside(name, &["twins", "client", "7700", "127.0.0.1", &stream])));
+    }
+    for (number, client) in clients.into_iter().enumerate() {
+        assert_eq!(client.ended_well().last().map(String::as_str), Some("client done"), "client {number}");
+    }
+    for server in servers {
+        assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
+    }
+}
+
+/// `highwire run -- PROGRAM` as arguments for whoever executes it.
+fn enter(ground: &Ground, program: &Path) -> Vec<String> {
+    let command = ground.command(Way::Highwire, program);
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|argument| argument.to_str().unwrap().to_owned())
+        .collect()
+}
+
+/// Two network namespaces and what joins them, taken down with this value.
+struct Network {
+    names: [String; 2],
+}
+
+impl Network {
+    fn new() -> Network {
+        let id = std::process::id();
+        let network = Network { names: [format!("hwlane{id}a"), format!("hwlane{id}b")] };
+        let [a, b] = &network.names;
+        for name in &network.names {
+            ip(&["netns", "add", name]);
+            ip(&["-n", name, "link", "set", "lo", "up"]);
+        }
+        ip(&["-n", a, "link", "add", "hwlane0", "type", "veth", "peer", "name", "hwlane1", "netns", b]);
+        ip(&["-n", a, "address", "add", "10.99.0.1/24", "dev", "hwlane0"]);
+        ip(&["-n", b, "address", "add", "10.99.0.2/24", "dev", "hwlane1"]);
+        ip(&["-n", a, "link", "set", "hwlane0", "up"]);
+        ip(&["-n", b, "link", "set", "hwlane1", "up"]);
+        network
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    let output =
+        Command::new("ip").args(arguments).output().expect("ip is not installed (Debian: apt-get install iproute2)");
+    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,67 @@
+//! Many connections: what they cost in memory, and in CPU while nobody speaks.
+
+use crate::actor::Actor;
+use crate::ground::{Ground, Way};
+use crate::scenario::Scenario;
+use std::time::Duration;
+
+#[test]
+fn a_thousand_connections_cost_less_than_256_mib() {
+    let ground = Ground::new();
+    let scenario = Scenario::new(&ground, "many", "thousand");
+    let plain = scenario.play(Way::Plain, Way::Plain);
+
+    let before = shared_memory();
+    let (server, mut command) = scenario.roles(Way::Highwire, Way::Highwire);
+    let mut client = Actor::start("thousand client", &mut command);
+    client.told("hold");
+    let used = shared_memory().saturating_sub(before);
+    client.end_input();
+    let spoken: Vec<String> = client.ended_well().into_iter().filter(|line| !line.starts_with("hold ")).collect();
+    assert_eq!(spoken, plain.client);
+    let spoken: Vec<String> = server.ended_well().into_iter().filter(|line| !line.starts_with("port ")).collect();
+    assert_eq!(spoken, plain.server);
+    println!("1,000 connections: {} KiB of shared memory", used / 1024);
+    assert!(used < 256 << 20, "1,000 connections take {used} bytes of shared memory");
+}
+
+#[test]
+fn fifty_connections_that_rest_use_no_cpu() {
+    let ground = Ground::new();
+    let scenario = Scenario::new(&ground, "many", "resting");
+    let (mut server, mut command) = scenario.roles(Way::Highwire, Way::Highwire);
+    let mut client = Actor::start("resting client", &mut command);
+    server.told("hold");
+    client.told("hold");
+    // Whoever spins before it sleeps has done so by then.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = [cpu_ns(server.id()), cpu_ns(client.id())];
+    std::thread::sleep(REST);
+    let used = [cpu_ns(server.id()) - before[0], cpu_ns(client.id()) - before[1]].map(Duration::from_nanos);
+    client.end_input();
+    client.ended_well();
+    server.ended_well();
+    for (who, used) in ["the server, in epoll_wait,", "the client, with a thread in recv for each,"].iter().zip(used) {
+        assert!(used < REST_CPU_MAX, "{who} used {used:?} of CPU in {REST:?}, at most {REST_CPU_MAX:?} are allowed");
+    }
+}
+
+/// All shared memory of this machine, in bytes.
+fn shared_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find(|line| line.starts_with("Shmem:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// The time for which threads of a process have run, in nanoseconds: the scheduler counts finer than ticks.
+fn cpu_ns(process: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads
+        .flatten()
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("schedstat")).ok())
+        .map(|text| text.split(' ').next().unwrap().parse::<u64>().unwrap())
+        .sum()
+}
+
+const REST: Duration = Duration::from_secs(3);
+const REST_CPU_MAX: Duration = Duration::from_millis(20);
