@@ -21,6 +21,16 @@ fn a_fork_in_the_middle_of_a_conversation() {
 }
 
 #[test]
+fn a_server_puts_itself_into_the_background_in_the_middle_of_a_conversation() {
+    same("serving", "daemon", Unsaid);
+}
+
+#[test]
+fn threads_share_both_ends_of_a_connection() {
+    same("serving", "sharing", Unsaid);
+}
+
+#[test]
 fn inetd_executes_cat_a_linked_program_and_a_static_one() {
     let ground = Ground::new();
     let echo = compile("static_echo", "static_echo", &["-static"]);
@@ -150,6 +160,11 @@ fn stdio_alone_and_mixed_with_calls() {
 #[test]
 fn corks_and_more_to_come() {
     same("moving", "cork", Unsaid);
+}
+
+#[test]
+fn urgent_bytes_keep_their_place() {
+    same("moving", "urgent", Unsaid);
 }
 
 #[test]

@@ -282,7 +282,7 @@ fn pythons_web_server_serves_curl_and_urllib() {
             "--write-out",
             "%{url} %{size_download}\n",
         ]);
-        for turn in 0..20 {
+        for turn in 0..6 {
             for name in ["small", "middle", "large"] {
                 let file = ground.path().join(format!("curl-{turn}-{name}"));
                 command.args(["-o", file.to_str().unwrap(), &format!("http://127.0.0.1:{port}/{name}")]);
@@ -290,7 +290,7 @@ fn pythons_web_server_serves_curl_and_urllib() {
         }
         let sizes = run("curl", &mut command).well("curl");
         said.extend(sizes.into_iter().map(|line| line.rsplit('/').next().unwrap().to_owned()));
-        for turn in 0..20 {
+        for turn in 0..6 {
             for name in ["small", "middle", "large"] {
                 let fetched = std::fs::read(ground.path().join(format!("curl-{turn}-{name}"))).unwrap();
                 assert!(fetched == std::fs::read(files.join(name)).unwrap(), "{way:?}: {name} is not what is there");

@@ -234,6 +234,43 @@ static void cork_server(int listener) {
     say("server done");
 }
 
+/* Urgent bytes, which are beside the stream and have a place in it. */
+static void urgent_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    for (unsigned turn = 0; turn < 20; turn++) {
+        put(&wire, 10);
+        CHECK(send(wire.fd, "!", 1, MSG_OOB | MSG_NOSIGNAL) == 1);
+        take_polling(&wire, 1);
+        put(&wire, 10);
+        ask_polling(&wire, 10);
+    }
+    say("client done");
+}
+
+static void urgent_server(int listener) {
+    struct wire wire = server_end(accept_one(listener), 0);
+    answer_polling(&wire, ROUNDS);
+    for (unsigned turn = 0; turn < 20; turn++) {
+        struct pollfd wait = {wire.fd, POLLPRI, 0};
+        char byte = 0;
+        int mark = -1;
+        CHECK(poll(&wait, 1, 5000) == 1 && wait.revents == POLLPRI);
+        CHECK(ioctl(wire.fd, SIOCATMARK, &mark) == 0 && mark == 0);
+        unsigned char bytes[64];
+        ssize_t got = recv(wire.fd, bytes, sizeof bytes, 0);
+        if (got != 10) die("recv before the mark returned %zd", got);
+        verify(&wire, bytes, got);
+        CHECK(ioctl(wire.fd, SIOCATMARK, &mark) == 0 && mark == 1);
+        CHECK(recv(wire.fd, &byte, 1, MSG_OOB) == 1 && byte == '!');
+        put(&wire, 1);
+        if (turn % 2) take(&wire, 10);
+        else take_polling(&wire, 10);
+        answer_polling(&wire, 10);
+    }
+    say("server done");
+}
+
 /* A file goes out by sendfile between records that do not. */
 static void sendfile_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
@@ -440,6 +477,7 @@ static const struct scenario scenarios[] = {
     {"lots", lots_server, lots_client},
     {"stdio", stdio_server, stdio_client},
     {"cork", cork_server, cork_client},
+    {"urgent", urgent_server, urgent_client},
     {"sendfile", sendfile_server, sendfile_client},
     {"splicing", splicing_server, splicing_client},
     {"killed_writer", killed_writer_server, killed_writer_client},

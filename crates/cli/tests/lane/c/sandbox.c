@@ -4,7 +4,6 @@
 #include <grp.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sched.h>
 
 #define ROUNDS 200
 
@@ -24,11 +23,11 @@ static void allow_only(const int *calls, size_t count) {
 }
 
 /* What talking takes, and what saying so takes. */
-static const int talking[] = {SYS_sendto, SYS_recvfrom, SYS_write, SYS_exit_group};
+static const int talking[] = {SYS_sendto, SYS_recvfrom, SYS_write, SYS_exit_group, SYS_sched_yield};
 /* What meeting takes besides. */
 static const int meeting[] = {SYS_sendto, SYS_recvfrom, SYS_write,   SYS_exit_group,  SYS_socket,
                               SYS_bind,   SYS_listen,   SYS_accept,  SYS_getsockname, SYS_connect,
-                              SYS_close,  SYS_poll,     SYS_setsockopt};
+                              SYS_close,  SYS_poll,     SYS_setsockopt, SYS_sched_yield};
 
 static void lock_in(const char *how) {
     const char *empty = arguments[5];

@@ -34,6 +34,25 @@ static void forking_client(int port) {
     }
 }
 
+/* A child, in each way that there is to make one: libc's, those that tell nobody, and the instruction itself. */
+static pid_t fork_some_way(unsigned way) {
+    pid_t child = -1;
+    fflush(stdout);
+    switch (way % 4) {
+    case 0: child = fork(); break;
+    case 1: child = _Fork(); break;
+#if defined(__x86_64__)
+    case 2: child = syscall(SYS_fork); break;
+    case 3: __asm__ volatile("syscall" : "=a"(child) : "a"(SYS_fork) : "rcx", "r11", "memory"); break;
+#else
+    default: child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+#endif
+    }
+    CHECK(child >= 0);
+    if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return child;
+}
+
 /* The connection has long been in use when its process forks: first the child serves, then the parent again, then a child
  * while the parent has closed its descriptor. */
 static void late_fork_server(int listener) {
@@ -41,14 +60,15 @@ static void late_fork_server(int listener) {
     CHECK(wire != MAP_FAILED);
     *wire = server_end(accept_one(listener), 0);
     answer(wire, ROUNDS);
-    for (unsigned turn = 0; turn < 5; turn++) {
-        pid_t child = fork_child();
+    for (unsigned turn = 0; turn < 8; turn++) {
+        pid_t child = fork_some_way(turn);
         if (child == 0) {
-            answer(wire, ROUNDS / 2);
+            if (turn < 4) answer(wire, ROUNDS / 2);
+            else answer_polling(wire, ROUNDS / 2);
             _exit(0);
         }
         expect_child(child);
-        answer(wire, ROUNDS / 2);
+        answer_polling(wire, ROUNDS / 2);
     }
     pid_t child = fork_child();
     if (child == 0) {
@@ -68,12 +88,39 @@ static void late_fork_server(int listener) {
 static void late_fork_client(int port) {
     struct wire wire = client_end(connect_to(port), 0);
     ask(&wire, ROUNDS);
-    for (unsigned turn = 0; turn < 10; turn++) ask(&wire, ROUNDS / 2);
+    for (unsigned turn = 0; turn < 16; turn++) {
+        if (turn % 3) ask_polling(&wire, ROUNDS / 2);
+        else ask(&wire, ROUNDS / 2);
+    }
     ask(&wire, ROUNDS);
     take(&wire, 300000);
     put(&wire, 300000);
     expect_end(&wire);
     say("client: sent %llu got %llu", (unsigned long long)wire.sent, (unsigned long long)wire.got);
+}
+
+/* A server that puts itself into the background in the middle of a conversation. */
+static void daemon_server(int listener) {
+    struct wire wire = server_end(accept_one(listener), 0);
+    answer_polling(&wire, ROUNDS);
+    say("in the foreground");
+    CHECK(daemon(1, 1) == 0);
+    /* Nobody waits for it any more, so it has to see to its end itself. */
+    alarm(20);
+    answer_polling(&wire, ROUNDS);
+    answer(&wire, ROUNDS);
+    put(&wire, 100000);
+    say("in the background: got %llu", (unsigned long long)wire.got);
+}
+
+static void daemon_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    ask_polling(&wire, ROUNDS);
+    ask(&wire, ROUNDS);
+    take(&wire, 100000);
+    expect_end(&wire);
+    say("client done");
 }
 
 /* As inetd does it: the connection becomes standard input, output and error of another program. One of them is `cat`, one a
@@ -275,7 +322,85 @@ static void closing_client(int port) {
     say("client done");
 }
 
+/* Four threads write to a connection, and four read from it: each record arrives once, and whole. */
+#define SHARERS 4
+#define EACH 4000
+
+struct share {
+    uint32_t writer, number;
+    unsigned char payload[56];
+};
+
+static struct wire shared_wire;
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+static unsigned char seen_shares[SHARERS][EACH];
+static unsigned shares_seen;
+
+static void *write_shares(void *argument) {
+    uint32_t writer = (uint32_t)(uintptr_t)argument;
+    for (uint32_t number = 0; number < EACH; number++) {
+        struct share share = {writer, number, {0}};
+        memcpy(share.payload, pattern(writer, number * 5u), sizeof share.payload);
+        CHECK(send(shared_wire.fd, &share, sizeof share, MSG_NOSIGNAL) == sizeof share);
+        if (number % 16 == 15) {
+            /* A byte comes back for it: so little is under way that no record is cut. */
+            char byte;
+            ssize_t got;
+            while ((got = recv(shared_wire.fd, &byte, 1, number % 32 == 15 ? MSG_DONTWAIT : 0)) < 0) CHECK(errno == EAGAIN);
+            CHECK(got == 1 && byte == 'a');
+        }
+    }
+    return NULL;
+}
+
+static void *read_shares(void *argument) {
+    int polls = argument != NULL;
+    for (;;) {
+        struct share share;
+        ssize_t got = recv(shared_wire.fd, &share, sizeof share, polls ? MSG_DONTWAIT : 0);
+        if (got < 0 && errno == EAGAIN) {
+            sched_yield();
+            continue;
+        }
+        if (got == 0) return NULL;
+        if (got != sizeof share) die("recv of a record returned %zd", got);
+        CHECK(share.writer < SHARERS && share.number < EACH);
+        CHECK(memcmp(share.payload, pattern(share.writer, share.number * 5u), sizeof share.payload) == 0);
+        pthread_mutex_lock(&counting);
+        if (seen_shares[share.writer][share.number]++) die("record %u of %u came twice", share.number, share.writer);
+        int acknowledge = ++shares_seen % 16 == 0;
+        pthread_mutex_unlock(&counting);
+        if (acknowledge) CHECK(send(shared_wire.fd, "a", 1, MSG_NOSIGNAL) == 1);
+    }
+}
+
+static void share_out(void *(*function)(void *), int every_other) {
+    pthread_t threads[SHARERS];
+    for (uintptr_t number = 0; number < SHARERS; number++) {
+        void *argument = (void *)(every_other ? number % 2 : number);
+        CHECK(pthread_create(&threads[number], NULL, function, argument) == 0);
+    }
+    for (unsigned number = 0; number < SHARERS; number++) CHECK(pthread_join(threads[number], NULL) == 0);
+}
+
+static void sharing_server(int listener) {
+    shared_wire = server_end(accept_one(listener), 0);
+    answer_polling(&shared_wire, ROUNDS);
+    share_out(read_shares, 1);
+    say("%u records", shares_seen);
+}
+
+static void sharing_client(int port) {
+    shared_wire = client_end(connect_to(port), 0);
+    ask_polling(&shared_wire, ROUNDS);
+    share_out(write_shares, 0);
+    CHECK(shutdown(shared_wire.fd, SHUT_WR) == 0);
+    expect_end(&shared_wire);
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
+    {"daemon", daemon_server, daemon_client},          {"sharing", sharing_server, sharing_client},
     {"forking", forking_server, forking_client},       {"late_fork", late_fork_server, late_fork_client},
     {"inetd", inetd_server, inetd_client},             {"prefork", prefork_server, prefork_client},
     {"reuseport", reuseport_server, reuseport_client}, {"closing", closing_server, closing_client},
