@@ -195,6 +195,16 @@ fn system_calls_through_libc() {
 }
 
 #[test]
+fn waits_that_libc_does_not_see() {
+    same("kernel", "waiting", Unsaid);
+}
+
+#[test]
+fn a_hundred_connections_in_one_list() {
+    same("many", "listed", Unsaid);
+}
+
+#[test]
 fn system_calls_by_an_instruction_of_the_program() {
     same("kernel", "instruction", Unsaid);
 }
@@ -208,6 +218,8 @@ fn a_filter_that_kills_comes_before_or_after_the_connection() {
         scenario.compare(Unsaid);
     }
     Scenario::new(&ground, "sandbox", "strict").compare(Unsaid);
+    // And one that was there before the program.
+    Scenario::new(&ground, "sandbox", "confined").compare(Unsaid);
 }
 
 #[test]

@@ -187,7 +187,35 @@ static void instruction_server(int listener) {
     around(listener, 1);
 }
 
+/* Reads as usual, but waits by system calls that libc does not see. */
+static void waiting_server(int listener) {
+    struct wire wire = server_end(accept_one(listener), 0);
+    int epoll = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN};
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, wire.fd, &event) == 0);
+    answer_polling(&wire, ROUNDS);
+    for (unsigned number = 0; number < ROUNDS; number++) {
+        struct pollfd wait = {wire.fd, POLLIN, 0};
+        struct timespec patience = {10, 0};
+        long count = number % 2 ? syscall(SYS_ppoll, &wait, 1, &patience, NULL, 8)
+                                : syscall(SYS_epoll_pwait, epoll, &event, 1, 10000, NULL, 8);
+        if (count != 1) die("round %u: nobody told of the question", number);
+        take_polling(&wire, round_length(number));
+        put(&wire, round_length(number + 5));
+    }
+    say("server done");
+}
+
+static void waiting_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    ask_polling(&wire, ROUNDS);
+    expect_end(&wire);
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
+    {"waiting", waiting_server, waiting_client},
     {"uring", uring_server, uring_client},
     {"syscall", syscall_server, around_client},
     {"instruction", instruction_server, around_client},

@@ -1,5 +1,6 @@
 /* Many connections: a thousand at once that all live, and fifty that rest. */
 #include "lane.h"
+#include <sys/select.h>
 
 #define THOUSAND 1000
 #define RESTING 50
@@ -124,7 +125,53 @@ static void resting_client(int port) {
     say("rested");
 }
 
+/* More than a list of moderate length takes, by calls that take a list each time: everybody is heard. */
+#define LISTED 150
+
+static void listed_server(int listener) {
+    static struct wire wires[LISTED];
+    for (unsigned number = 0; number < LISTED; number++) wires[number] = server_end(accept_one(listener), number);
+    for (unsigned number = 0; number < LISTED; number++) answer_polling(&wires[number], 20);
+    for (unsigned turn = 0; turn < 3 * LISTED; turn++) {
+        fd_set set;
+        int highest = 0, fd = -1;
+        struct pollfd list[LISTED];
+        struct timeval patience = {10, 0};
+        FD_ZERO(&set);
+        for (unsigned number = 0; number < LISTED; number++) {
+            list[number] = (struct pollfd){wires[number].fd, POLLIN, 0};
+            FD_SET(wires[number].fd, &set);
+            if (wires[number].fd > highest) highest = wires[number].fd;
+        }
+        /* The one that speaks is another one each time, and the rest was looked at before. */
+        int count = turn % 2 ? poll(list, LISTED, 10000) : select(highest + 1, &set, NULL, NULL, &patience);
+        if (count != 1) die("%s returned %d in turn %u", turn % 2 ? "poll" : "select", count, turn);
+        for (unsigned number = 0; number < LISTED; number++) {
+            if (!(turn % 2 ? list[number].revents != 0 : FD_ISSET(wires[number].fd, &set))) continue;
+            fd = wires[number].fd;
+            answer(&wires[number], 1);
+            char byte;
+            CHECK(recv(fd, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+        }
+        CHECK(fd >= 0);
+    }
+    say("everybody was heard");
+}
+
+static void listed_client(int port) {
+    static struct wire wires[LISTED];
+    for (unsigned number = 0; number < LISTED; number++) wires[number] = client_end(connect_to(port), number);
+    for (unsigned number = 0; number < LISTED; number++) ask_polling(&wires[number], 20);
+    for (unsigned turn = 0; turn < 3 * LISTED; turn++) {
+        if (turn % 10 == 0) sleep_us(200);
+        ask(&wires[LISTED - 1 - turn * 7 % LISTED], 1);
+    }
+    expect_end(&wires[0]);
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
+    {"listed", listed_server, listed_client},
     {"thousand", thousand_server, thousand_client},
     {"resting", resting_server, resting_client},
 };
