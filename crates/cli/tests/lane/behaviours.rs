@@ -31,6 +31,11 @@ fn threads_share_both_ends_of_a_connection() {
 }
 
 #[test]
+fn one_looks_while_another_one_sleeps() {
+    same("serving", "beside", Unsaid);
+}
+
+#[test]
 fn inetd_executes_cat_a_linked_program_and_a_static_one() {
     let ground = Ground::new();
     let echo = compile("static_echo", "static_echo", &["-static"]);

@@ -2,7 +2,7 @@
 
 use crate::actor::{Actor, ended_by, run};
 use crate::compiled::{compile, compiled};
-use crate::ground::{Ground, HIGHWIRE, Way, installed, is_root};
+use crate::ground::{Ground, HIGHWIRE, Nobody, Way, installed, is_root};
 use crate::scenario::Scenario;
 use rustix::process::Signal;
 use std::fs::Permissions;
@@ -90,6 +90,21 @@ fn programs_that_bring_their_own_surroundings() {
     assert_eq!(twice.well("twice"), ["twice"]);
 }
 
+/// Constructors of a program's libraries run before those of what is preloaded.
+#[test]
+fn libraries_that_begin_before_highwire_does() {
+    let ground = Ground::new();
+    let library = compile("early", "libearly.so", &["-shared", "-fPIC"]);
+    let path = library.parent().unwrap().to_str().unwrap();
+    // The library comes after the source that needs it, or the linker leaves it out.
+    let flags = ["-DUSER", "-Wl,--no-as-needed", library.to_str().unwrap(), &format!("-Wl,-rpath,{path}")];
+    let program = compile("early", "early", &flags);
+    let plain = run("plain", &mut ground.command(Way::Plain, &program));
+    assert!(plain.status.success() && plain.output[0].contains("status=7"), "{plain:?}");
+    let under = run("highwire", &mut ground.command(Way::Highwire, &program));
+    assert_eq!((under.status, &under.output, under.errors.as_str()), (plain.status, &plain.output, ""));
+}
+
 #[test]
 fn the_program_is_the_process_that_was_started() {
     let ground = Ground::new();
@@ -118,38 +133,15 @@ fn a_user_without_privileges_can_run_programs() {
         return;
     }
     let ground = Ground::new();
-    // Everything that this user needs where it may read it, and a place of its own.
-    let binaries = ground.directory("binaries");
-    let highwire = binaries.join("highwire");
-    std::fs::copy(HIGHWIRE, &highwire).unwrap();
-    for library in neighbours() {
-        std::fs::copy(&library, binaries.join(library.file_name().unwrap())).unwrap();
-    }
-    let readiness = binaries.join("readiness");
+    let nobody = Nobody::new(&ground);
+    let readiness = ground.path().join("binaries/readiness");
     std::fs::copy(compiled("readiness"), &readiness).unwrap();
-    let own = ground.directory("own");
-    std::fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
-    std::os::unix::fs::chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
-    let as_nobody = |arguments: &[&str]| {
-        let mut command = Command::new(installed("setpriv", "util-linux"));
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--"]);
-        command.arg(&highwire).args(["run", "--"]).arg(&readiness).args(arguments);
-        command.env("HIGHWIRE_RUNTIME_DIR", &own).current_dir("/");
-        command
-    };
-    let mut server = Actor::start("server", &mut as_nobody(&["half_close", "server", "0"]));
+    let mut server = Actor::start("server", nobody.highwire(&readiness).args(["half_close", "server", "0"]));
     let port = server.told("port");
-    let client = run("client", &mut as_nobody(&["half_close", "client", &port]));
+    let client = run("client", nobody.highwire(&readiness).args(["half_close", "client", &port]));
     assert_eq!(client.errors, "");
     assert_eq!(client.well("client"), ["client done: 2011"]);
     assert_eq!(server.ended().errors, "");
-}
-
-/// Shared libraries beside the command, if that is where the one that is preloaded lies.
-fn neighbours() -> Vec<PathBuf> {
-    let directory = PathBuf::from(HIGHWIRE).parent().unwrap().to_owned();
-    let entries = std::fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
-    entries.filter(|path| path.extension().is_some_and(|extension| extension == "so")).collect()
 }
 
 #[test]
@@ -264,5 +256,3 @@ fn lanes_of_who_is_not_there_cannot_be_switched() {
     plain.end_input();
     plain.ended_well();
 }
-
-const NOBODY: u32 = 65534;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 pub const HIGHWIRE: &str = env!("CARGO_BIN_EXE_highwire");
 
 /// How long a program may take for what takes it a second.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(12);
 
 /// How a program is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +85,40 @@ impl Ground {
         None
     }
 }
+
+/// A user without privileges, who has the command under test where it can be read.
+pub struct Nobody {
+    highwire: PathBuf,
+    own: PathBuf,
+}
+
+impl Nobody {
+    pub fn new(ground: &Ground) -> Nobody {
+        let highwire = ground.directory("binaries").join("highwire");
+        std::fs::copy(HIGHWIRE, &highwire).unwrap();
+        let own = ground.directory("own");
+        std::fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
+        Nobody { highwire, own }
+    }
+
+    /// A program as this user runs it.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(installed("setpriv", "util-linux"));
+        command.args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}"), "--clear-groups", "--"]).arg(program);
+        command.env("HIGHWIRE_RUNTIME_DIR", &self.own).env("HOME", &self.own).current_dir("/").stdin(Stdio::null());
+        command
+    }
+
+    /// The same under Highwire.
+    pub fn highwire(&self, program: &Path) -> Command {
+        let mut command = self.command(&self.highwire);
+        command.args(["run", "--"]).arg(program);
+        command
+    }
+}
+
+const NOBODY: u32 = 65534;
 
 /// A port at which nobody listens at the moment.
 pub fn free_port() -> u16 {

@@ -1,9 +1,9 @@
 //! What runs plainly under Highwire, and is right then: programs that nothing can be preloaded into, and ends that do not see
 //! each other.
 
-use crate::actor::{Actor, run};
+use crate::actor::{Actor, Ended, run};
 use crate::compiled::{compile, compiled};
-use crate::ground::{Ground, Way, is_root};
+use crate::ground::{Ground, Nobody, Way, is_root};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -58,13 +58,21 @@ fn a_set_uid_program_runs_plainly_and_run_says_so() {
     let program = ground.path().join("hello-set-uid");
     std::fs::copy(compile("hello", "hello", &[]), &program).unwrap();
     std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
-    says_why(&ground, &program, "set-uid");
+    // For another user only: root's are root's anyway, and the loader takes what is preloaded.
+    let nobody = Nobody::new(&ground);
+    let plain = run("plain", nobody.command(&program).arg("argument"));
+    let highwire = run("highwire", nobody.highwire(&program).arg("argument"));
+    says_so(&plain, &highwire, "set-uid");
 }
 
 /// The program does what it does, and standard error says that it does so plainly, and why.
 fn says_why(ground: &Ground, program: &Path, why: &str) {
     let plain = run("plain", ground.command(Way::Plain, program).arg("argument"));
     let highwire = run("highwire", ground.command(Way::Highwire, program).arg("argument"));
+    says_so(&plain, &highwire, why);
+}
+
+fn says_so(plain: &Ended, highwire: &Ended, why: &str) {
     assert_eq!(highwire.status, plain.status, "{highwire:?}");
     assert_eq!(highwire.output, plain.output, "{highwire:?}");
     assert!(plain.errors.is_empty(), "{plain:?}");

@@ -399,7 +399,60 @@ static void sharing_client(int port) {
     say("client done");
 }
 
+/* One thread sleeps in a call that waits for the connection; another one looks at it, and goes on with something else. The
+ * sleeper has to be woken. */
+static void *sleep_for_one(void *argument) {
+    struct wire *wire = &shared_wire;
+    struct pollfd wait = {wire->fd, POLLIN, 0};
+    struct epoll_event event;
+    unsigned way = (unsigned)(uintptr_t)argument;
+    if (way == 1) CHECK(poll(&wait, 1, 8000) == 1);
+    if (way == 2) {
+        int epoll = epoll_create1(0);
+        event = (struct epoll_event){.events = EPOLLIN};
+        CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, wire->fd, &event) == 0);
+        CHECK(epoll_wait(epoll, &event, 1, 8000) == 1);
+        close(epoll);
+    }
+    take(wire, 10);
+    return NULL;
+}
+
+static void beside_server(int listener) {
+    shared_wire = server_end(accept_one(listener), 0);
+    answer_polling(&shared_wire, ROUNDS);
+    struct timeval patience = {8, 0};
+    CHECK(setsockopt(shared_wire.fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0);
+    for (unsigned turn = 0; turn < 9; turn++) {
+        pthread_t sleeper;
+        char byte;
+        CHECK(pthread_create(&sleeper, NULL, sleep_for_one, (void *)(uintptr_t)(turn % 3)) == 0);
+        sleep_us(20000);
+        struct pollfd look = {shared_wire.fd, POLLIN, 0};
+        for (unsigned times = 0; times < 10; times++) {
+            if (turn / 3 != 1) CHECK(recv(shared_wire.fd, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+            if (turn / 3 != 0) CHECK(poll(&look, 1, 0) == 0);
+        }
+        put(&shared_wire, 1);
+        CHECK(pthread_join(sleeper, NULL) == 0);
+        answer_polling(&shared_wire, 10);
+    }
+    say("every sleeper was woken");
+}
+
+static void beside_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    for (unsigned turn = 0; turn < 9; turn++) {
+        take(&wire, 1);
+        put(&wire, 10);
+        ask_polling(&wire, 10);
+    }
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
+    {"beside", beside_server, beside_client},
     {"daemon", daemon_server, daemon_client},          {"sharing", sharing_server, sharing_client},
     {"forking", forking_server, forking_client},       {"late_fork", late_fork_server, late_fork_client},
     {"inetd", inetd_server, inetd_client},             {"prefork", prefork_server, prefork_client},
