@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 pub const HIGHWIRE: &str = env!("CARGO_BIN_EXE_highwire");
 
 /// How long a program may take for what takes it a second.
-pub const PATIENCE: Duration = Duration::from_secs(12);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a program is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

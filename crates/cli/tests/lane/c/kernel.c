@@ -155,13 +155,23 @@ static void answer_around(struct wire *wire, unsigned rounds, int by_instruction
     }
 }
 
-static void around(int listener, int by_instruction) {
+/* Never otherwise. */
+static void always_around(int listener, int by_instruction) {
     struct wire wire = server_end(accept_one(listener), 0);
     answer_around(&wire, ROUNDS, by_instruction);
     expect_end(&wire);
-    close(wire.fd);
-    /* And after it has been read as usual: by one that sleeps, then by one that polls. */
-    wire = server_end(accept_one(listener), 0);
+    say("server done");
+}
+
+static void always_around_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    say("client done");
+}
+
+/* After it has been read as usual: by one that sleeps, then by one that polls. */
+static void later_around(int listener, int by_instruction) {
+    struct wire wire = server_end(accept_one(listener), 0);
     answer(&wire, ROUNDS);
     answer_around(&wire, ROUNDS, by_instruction);
     answer_polling(&wire, ROUNDS);
@@ -170,21 +180,26 @@ static void around(int listener, int by_instruction) {
     say("server done");
 }
 
-static void around_client(int port) {
+static void later_around_client(int port) {
     struct wire wire = client_end(connect_to(port), 0);
-    ask_polling(&wire, ROUNDS);
-    close(wire.fd);
-    wire = client_end(connect_to(port), 0);
     for (unsigned part = 0; part < 4; part++) ask_polling(&wire, ROUNDS);
     say("client done");
 }
 
 static void syscall_server(int listener) {
-    around(listener, 0);
+    always_around(listener, 0);
+}
+
+static void later_syscall_server(int listener) {
+    later_around(listener, 0);
 }
 
 static void instruction_server(int listener) {
-    around(listener, 1);
+    always_around(listener, 1);
+}
+
+static void later_instruction_server(int listener) {
+    later_around(listener, 1);
 }
 
 /* Reads as usual, but waits by system calls that libc does not see. */
@@ -217,8 +232,10 @@ static void waiting_client(int port) {
 static const struct scenario scenarios[] = {
     {"waiting", waiting_server, waiting_client},
     {"uring", uring_server, uring_client},
-    {"syscall", syscall_server, around_client},
-    {"instruction", instruction_server, around_client},
+    {"syscall", syscall_server, always_around_client},
+    {"later_syscall", later_syscall_server, later_around_client},
+    {"instruction", instruction_server, always_around_client},
+    {"later_instruction", later_instruction_server, later_around_client},
 };
 
 int main(int argc, char **argv) {
