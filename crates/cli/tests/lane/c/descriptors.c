@@ -75,6 +75,7 @@ static void passing_server(int listener) {
         answer_polling(&wire, ROUNDS);
         if (unread) {
             /* The question lies there, and somebody looked whether it does. */
+            let_it_come(&wire);
             struct pollfd wait = {wire.fd, POLLIN, 0};
             int pending = 0;
             while (pending < 5000) {
@@ -132,6 +133,7 @@ static void copying_server(int listener) {
     struct wire first = server_end(accept_one(listener), 0), second = server_end(accept_one(listener), 1);
     answer_polling(&first, ROUNDS);
     answer_polling(&second, ROUNDS);
+    let_it_come(&second);
     CHECK(dup2(second.fd, first.fd) == first.fd);
     int numbers[5] = {first.fd, second.fd, dup(second.fd), fcntl(second.fd, F_DUPFD, 100), fcntl(first.fd, F_DUPFD_CLOEXEC, 200)};
     CHECK(numbers[3] >= 100 && numbers[4] >= 200);
@@ -276,6 +278,7 @@ static void spawning_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     answer_polling(&wire, ROUNDS);
     for (unsigned turn = 0; turn < 28; turn++) {
+        if (turn < 14) let_it_come(&wire);
         start_program(turn);
         answer_polling(&wire, 20);
         answer(&wire, 20);
@@ -309,6 +312,7 @@ static void spawning_client(int port) {
 static void replaced_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     answer_polling(&wire, ROUNDS);
+    let_it_come(&wire);
     struct pollfd wait = {wire.fd, POLLIN, 0};
     CHECK(poll(&wait, 1, 5000) == 1);
     char text[3][32];

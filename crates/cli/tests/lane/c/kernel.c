@@ -82,7 +82,10 @@ static void uring_server(int listener) {
         struct ring ring = {.fd = -1};
         if (turn != 1) ring = make_ring();
         struct wire wire = server_end(accept_one(listener), 0);
-        if (turn > 0) answer_polling(&wire, ROUNDS);
+        if (turn > 0) {
+            answer_polling(&wire, ROUNDS);
+            let_it_come(&wire);
+        }
         if (turn == 1) ring = make_ring();
         answer_by_ring(&ring, &wire, ROUNDS);
         for (unsigned part = 0; turn == 2 && part < 20; part++) {
@@ -175,6 +178,7 @@ static void later_around(int listener, int by_instruction) {
     answer(&wire, ROUNDS);
     answer_around(&wire, ROUNDS, by_instruction);
     answer_polling(&wire, ROUNDS);
+    let_it_come(&wire);
     answer_around(&wire, ROUNDS, by_instruction);
     expect_end(&wire);
     say("server done");
@@ -212,6 +216,7 @@ static void waiting_server(int listener) {
     for (unsigned number = 0; number < ROUNDS; number++) {
         struct pollfd wait = {wire.fd, POLLIN, 0};
         struct timespec patience = {10, 0};
+        if (number % 40 == 0) let_it_come(&wire);
         long count = number % 2 ? syscall(SYS_ppoll, &wait, 1, &patience, NULL, 8)
                                 : syscall(SYS_epoll_pwait, epoll, &event, 1, 10000, NULL, 8);
         if (count != 1) die("round %u: nobody told of the question", number);

@@ -257,6 +257,13 @@ __attribute__((unused)) static void answer_polling(struct wire *wire, unsigned r
     }
 }
 
+/* Looks, and then does something else for a while: what comes now comes to one that has shown interest and does not wait. */
+__attribute__((unused)) static void let_it_come(const struct wire *wire) {
+    char byte;
+    CHECK(recv(wire->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 1 || errno == EAGAIN);
+    sleep_us(10000);
+}
+
 /* An echo without memory, for servers that change hands: whatever comes goes back. */
 __attribute__((unused)) static uint64_t echo_until_end(int fd) {
     unsigned char bytes[16384];

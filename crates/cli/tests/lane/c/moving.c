@@ -124,7 +124,10 @@ static void stdio_server(int listener) {
     for (unsigned turn = 0; turn < 3; turn++) {
         int fd = accept_one(listener);
         struct wire wire = server_end(fd, 0);
-        if (turn > 0) answer_polling(&wire, ROUNDS);
+        if (turn > 0) {
+            answer_polling(&wire, ROUNDS);
+            let_it_come(&wire);
+        }
         FILE *input = fdopen(fd, turn == 2 ? "r+" : "r"), *output = turn == 2 ? input : fdopen(dup(fd), "w");
         CHECK(input != NULL && output != NULL);
         char line[256];
@@ -337,6 +340,8 @@ static void splicing_server(int listener) {
         }
         total += got;
     }
+    struct wire next = {.fd = front};
+    let_it_come(&next);
     int forth_pipe[2], back_pipe[2];
     CHECK(pipe(forth_pipe) == 0 && pipe(back_pipe) == 0);
     for (int open = 3; open & 2;) {

@@ -63,6 +63,9 @@ static void nudge(struct wire *wire) {
 static void edge_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     set_nonblocking(wire.fd, 1);
+    answer_polling(&wire, ROUNDS);
+    /* What lies there already when it is added is an edge too. */
+    let_it_come(&wire);
     int epoll = epoll_of(wire.fd, EPOLLIN | EPOLLET);
     answer_by_events(&wire, epoll, ROUNDS, 0);
     for (unsigned turn = 0; turn < 5; turn++) {
@@ -90,6 +93,7 @@ static void edge_server(int listener) {
 
 static void edge_client(int port) {
     struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
     ask_polling(&wire, ROUNDS);
     for (unsigned turn = 0; turn < 5; turn++) {
         put(&wire, 100);
@@ -303,6 +307,7 @@ static void waits_server(int listener) {
             FD_ZERO(&set);
             FD_SET(wire.fd, &set);
             int count = 0;
+            if (number % 60 == 0) let_it_come(&wire);
             switch (way) {
             case 0: count = poll(&wait, 1, 10000); break;
             case 1: count = ppoll(&wait, 1, &patience, &none); break;

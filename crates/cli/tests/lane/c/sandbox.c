@@ -55,6 +55,7 @@ static void lock_in(const char *how) {
 static void later_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     answer_polling(&wire, ROUNDS);
+    let_it_come(&wire);
     lock_in(arguments[4]);
     answer_polling(&wire, ROUNDS);
     answer(&wire, ROUNDS);
@@ -136,6 +137,7 @@ static void strict_end(struct wire *wire, int first) {
 static void strict_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     answer_polling(&wire, ROUNDS);
+    let_it_come(&wire);
     strict_end(&wire, 1);
 }
 

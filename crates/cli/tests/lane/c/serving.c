@@ -61,6 +61,7 @@ static void late_fork_server(int listener) {
     *wire = server_end(accept_one(listener), 0);
     answer(wire, ROUNDS);
     for (unsigned turn = 0; turn < 8; turn++) {
+        let_it_come(wire);
         pid_t child = fork_some_way(turn);
         if (child == 0) {
             if (turn < 4) answer(wire, ROUNDS / 2);
@@ -104,6 +105,7 @@ static void daemon_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     answer_polling(&wire, ROUNDS);
     say("in the foreground");
+    let_it_come(&wire);
     CHECK(daemon(1, 1) == 0);
     /* Nobody waits for it any more, so it has to see to its end itself. */
     alarm(20);
@@ -134,7 +136,8 @@ static void inetd_server(int listener) {
             if (warm) {
                 /* It has been read before, by a process that knows nothing of what comes later. */
                 struct wire wire = server_end(fd, 1);
-                answer(&wire, ROUNDS);
+                answer_polling(&wire, ROUNDS);
+                let_it_come(&wire);
             }
             pid_t child = fork_child();
             if (child == 0) {
@@ -160,7 +163,7 @@ static void inetd_client(int port) {
             int fd = connect_to(port);
             if (warm) {
                 struct wire wire = client_end(fd, 1);
-                ask(&wire, ROUNDS);
+                ask_polling(&wire, ROUNDS);
                 /* Sent before the other program is there: nobody may take it on the way. */
             }
             struct wire wire = echo_client(fd, 2);
