@@ -1,8 +1,9 @@
 //! Where a test's programs run, and how one is started: plainly, or under `highwire run`.
 
+use highwire_lane::counters::{self, Counter};
 use std::fs::{DirBuilder, Permissions};
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -80,9 +81,20 @@ impl Ground {
         command
     }
 
-    /// How many bytes the sockets of a process sent and received by lanes; `None` where nobody can say.
-    pub fn lane_bytes(&self, _process: u32) -> Option<u64> {
-        None
+    /// How many bytes the sockets of a process sent and received by lanes; `None` for one that tells nothing, since it runs
+    /// plainly or has had no TCP socket yet.
+    pub fn lane_bytes(&self, process: u32) -> Option<u64> {
+        let user = std::fs::metadata(format!("/proc/{process}")).ok()?.uid();
+        let mut name = [0; 64];
+        let path = counters::directory(user, Some(process), &mut name).to_str().unwrap();
+        let words: Vec<u64> = std::fs::read(path)
+            .ok()?
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+            .collect();
+        assert_eq!(words.first(), Some(&counters::MAGIC), "{path} is of another version");
+        let connections = words[counters::HEADER_WORDS..].chunks_exact(counters::SLOT_WORDS);
+        Some(connections.map(|slot| slot[Counter::LaneBytesIn as usize] + slot[Counter::LaneBytesOut as usize]).sum())
     }
 }
 
@@ -156,7 +168,6 @@ pub fn until_listening(port: u16) {
 
 /// Whether this is root; if not, says loudly what is left out.
 pub fn is_root(what: &str) -> bool {
-    use std::os::unix::fs::MetadataExt;
     let root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
     if !root {
         eprintln!("SKIPPED: {what}: only root can test it");

@@ -20,7 +20,7 @@ pub struct Scenario<'a> {
 pub struct Outcome {
     pub server: Vec<String>,
     pub client: Vec<String>,
-    /// Bytes that the ends had moved by lanes when they held, if somebody can say.
+    /// Bytes that the ends had moved by lanes when they held, if they did and tell.
     pub lane: Option<u64>,
 }
 
@@ -118,14 +118,14 @@ impl<'a> Scenario<'a> {
                 assert_eq!(run.server, plain.server, "{}: the server ({server:?}, {client:?})", self.name);
                 assert_eq!(run.client, plain.client, "{}: the client ({server:?}, {client:?})", self.name);
                 moved = run.lane;
-                if !both || lane == Lane::Unsaid || moved != Some(0) {
+                if !both || lane == Lane::Unsaid || moved > Some(0) {
                     break;
                 }
             }
             if !both {
                 assert!(moved.is_none_or(|bytes| bytes == 0), "{}: {moved:?} bytes by a lane with one end", self.name);
             } else if lane == Lane::Expected {
-                assert_ne!(moved, Some(0), "{}: no byte went by a lane", self.name);
+                assert!(moved > Some(0), "{}: no byte went by a lane: {moved:?}", self.name);
             }
         }
     }

@@ -54,7 +54,7 @@ static void take_some_way(struct wire *wire, size_t length, unsigned way) {
             seen = recv(wire->fd, peeked, length < sizeof peeked ? length : sizeof peeked, MSG_PEEK);
             CHECK(seen > 0);
             got = recv(wire->fd, bytes, seen, 0);
-            CHECK(got == seen && memcmp(bytes, peeked, got) == 0);
+            if (got != seen || memcmp(bytes, peeked, got) != 0) die("%zd bytes were looked at, %zd read", seen, got);
         }
         if (got <= 0) die("way %u: received %zd of %zu", way % 8, got, length);
         verify(wire, bytes, got);
