@@ -101,6 +101,12 @@ impl Actor {
         panic!("{} said no {word:?}: {:?}\n{errors}", self.name, self.heard);
     }
 
+    /// The port that it told of, if it did.
+    pub fn port(&self) -> String {
+        let told = self.heard.iter().rev().find_map(|line| line.strip_prefix("port "));
+        told.unwrap_or_else(|| panic!("{} told of no port: {:?}", self.name, self.heard)).to_owned()
+    }
+
     /// Its standard input ends.
     pub fn end_input(&mut self) {
         self.input = None;

@@ -208,6 +208,23 @@ fn lanes_are_made_only_at_the_ports_that_were_named() {
     none(used(&|port| vec!["--only".into(), port.to_string(), "--never".into(), format!("{port}-{}", port + 1)]));
 }
 
+#[test]
+fn the_log_names_connections_and_says_nothing_else_of_the_program() {
+    let ground = Ground::new();
+    let scenario = Scenario::new(&ground, "readiness", "half_close");
+    let plain = scenario.play(Way::Plain, Way::Plain);
+    let (mut server, _) = scenario.roles(Way::Highwire, Way::Highwire);
+    let port = server.port();
+    let mut command = ground.highwire(&["run", "--log", "--"]);
+    let client = run("client", command.arg(compiled("readiness")).args(["half_close", "client", &port]));
+    assert!(client.errors.contains(&port), "no word of the connection to port {port}: {client:?}");
+    assert!(client.errors.lines().all(|line| line.starts_with("highwire")), "whose lines they are is said: {client:?}");
+    assert_eq!(client.well("client"), plain.client);
+    server.told("hold");
+    server.end_input();
+    assert_eq!(server.ended().errors, "", "only who asks for a log gets one");
+}
+
 /// Lanes are switched off and on, again and again, while two programs talk: not one byte is wrong.
 #[test]
 fn lanes_are_switched_while_programs_talk() {
