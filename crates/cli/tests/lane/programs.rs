@@ -129,11 +129,18 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
+        let kill = |process: u32, signal: Signal| {
+            let _ = rustix::process::kill_process(rustix::process::Pid::from_raw(process as i32).unwrap(), signal);
+        };
+        // It starts a worker for each that dies, until it is stopped itself.
+        kill(self.master, Signal::STOP);
+        until("nginx has stopped", || {
+            let state = std::fs::read_to_string(format!("/proc/{}/stat", self.master)).unwrap_or_default();
+            state.rsplit(") ").next().is_none_or(|rest| !rest.starts_with(['R', 'S', 'D']))
+        });
         let workers = self.workers();
-        for process in workers.into_iter().chain([self.master]) {
-            let process = rustix::process::Pid::from_raw(process as i32).unwrap();
-            let _ = rustix::process::kill_process(process, Signal::KILL);
-        }
+        kill(self.master, Signal::KILL);
+        workers.into_iter().for_each(|worker| kill(worker, Signal::KILL));
     }
 }
 
