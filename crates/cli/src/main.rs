@@ -3,12 +3,17 @@
 
 mod bench;
 mod demo;
+mod explain;
+mod figures;
+mod kernel_sockets;
 mod key;
 mod lanes;
 mod pcap;
 mod ping;
+mod processes;
 mod run;
 mod simulate;
+mod top;
 mod transfer;
 mod wire;
 
@@ -69,6 +74,19 @@ enum Command {
     /// Turn the lanes of running processes off and on
     #[command(subcommand)]
     Lanes(lanes::LanesCommand),
+    /// Tell what goes by the lane and what by TCP in programs that were started with `run`, and why
+    ///
+    /// For every socket of this user's programs, for root of every user's: bytes and messages (calls) by the lane and by
+    /// TCP each way, how often a reader slept and spun, system calls that were not made, and why not more went by the
+    /// lane. Numbers are those since the socket was made.
+    Explain(explain::ExplainArgs),
+    /// Watch the traffic of programs that were started with `run`
+    ///
+    /// For each program and each of its connections, received and sent together: messages and bytes a second by the
+    /// lane and by TCP, and system calls that were not made. The busiest come first. `q` or Ctrl-C ends it; where
+    /// input or output is no terminal it prints one block after the other. Connections that begin and end between two
+    /// looks are not seen.
+    Top(top::TopArgs),
     /// The registry, which `run` starts
     #[command(name = lanes::SERVE_COMMAND, hide = true)]
     LanesRegistry {
@@ -135,6 +153,8 @@ fn main() -> ExitCode {
         Command::Receive(args) => transfer::receive(&args),
         Command::Run(args) => return run::run(&args),
         Command::Lanes(command) => lanes::run(&command),
+        Command::Explain(args) => explain::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::LanesRegistry { detach } => run::serve(detach),
         Command::Key(command) => key::run(command),
         Command::Simulate(args) => simulate::run(&args),
