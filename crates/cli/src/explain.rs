@@ -63,7 +63,9 @@ fn process_text(process: &Process, all: bool) -> String {
 }
 
 fn socket_text(socket: &Socket, text: &mut String) {
-    let _ = writeln!(text, "{:>6}  {}", socket.descriptor, address(socket));
+    let mut head = String::new();
+    wrap(&address(socket), &mut head);
+    let _ = write!(text, "{:>6}  {}", socket.descriptor, &head[INDENT.len()..]);
     let Some(counters) = &socket.counters else {
         return wrap(UNKNOWN_WORDS, text);
     };
@@ -106,7 +108,7 @@ fn row(name: &str, cells: [String; 5]) -> String {
 }
 
 /// Both addresses and the state, as far as the kernel tells.
-pub(crate) fn address(socket: &Socket) -> String {
+fn address(socket: &Socket) -> String {
     match &socket.kernel {
         Some(kernel) if kernel.state == State::LISTEN => format!("{} listening", kernel.local),
         Some(kernel) => format!("{} — {} {}", kernel.local, kernel.remote, kernel.state.name()),
@@ -119,7 +121,7 @@ fn listens(socket: &Socket) -> bool {
 }
 
 /// Sockets that there is something to tell of.
-pub(crate) fn shown(process: &Process, all: bool) -> impl Iterator<Item = &Socket> {
+fn shown(process: &Process, all: bool) -> impl Iterator<Item = &Socket> {
     process.sockets.iter().filter(move |socket| all || socket.is_used())
 }
 
@@ -213,6 +215,7 @@ const UNKNOWN_WORDS: &str = "not known to the library: it came from outside, or 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel_sockets::KernelSocket;
 
     fn socket(descriptor: u32, counters: Option<Counters>) -> Socket {
         Socket { place: Some(0), descriptor, kernel: None, counters }
@@ -271,6 +274,16 @@ process 77 of user 1000: redis-server
             let too_wide = told.lines().find(|line| line.chars().count() > COLUMNS || line.ends_with(' '));
             assert_eq!(too_wide, None, "{told}");
         }
+    }
+
+    #[test]
+    fn the_longest_addresses_are_told_whole() {
+        let address: std::net::SocketAddr = "[2001:db8:1111:2222:3333:4444:5555:6666]:65535".parse().unwrap();
+        let mut longest = socket(65_535, Some(paired()));
+        longest.kernel = Some(KernelSocket { local: address, remote: address, state: State::ESTABLISHED });
+        let told = text(&[process(vec![longest])], false);
+        assert_eq!(told.matches(&address.to_string()).count(), 2, "{told}");
+        assert_eq!(told.lines().find(|line| line.chars().count() > COLUMNS), None, "{told}");
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub(crate) struct State(u8);
 impl State {
     pub(crate) const LISTEN: State = State(10);
     const CLOSE: State = State(7);
+    #[cfg(test)]
+    pub(crate) const ESTABLISHED: State = State(1);
 
     pub(crate) fn name(self) -> &'static str {
         let names = [

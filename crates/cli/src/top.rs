@@ -217,7 +217,7 @@ fn block(all: &[ProcessTraffic], columns: usize) -> Vec<String> {
     let width = columns.saturating_sub(row("", "", "", 0, &Default::default()).chars().count()).clamp(12, 100);
     let mut lines = vec![
         format!("highwire top: {}, {}", plural(all.len(), "process", "es"), plural(connections, "connection", "s")),
-        format!("{:>indent$}{:>22}{:>10}", "messages", "bytes", "calls", indent = 15 + width + 18),
+        format!("{:>indent$}{:>22}{:>10}", "messages/s", "bytes", "calls", indent = 15 + width + 18),
         row("pid", "fd", "connection", width, &["lane", "TCP", "lane", "TCP", "avoided/s"].map(str::to_owned)),
     ];
     for process in all {

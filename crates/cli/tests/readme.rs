@@ -273,6 +273,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/protocol/wire.md",
     "docs/protocol/sockets.md",
     "docs/protocol/file-transfer.md",
+    "docs/protocol/explain.md",
 ];
 /// For measurements that the README does not bound: enough to see that they work.
 const SECONDS: u32 = 8;
