@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ fn every_byte_of_both_ends_is_told_by_its_way() {
     let (server, client) = (server.end(), client.kill());
     let told = json(&highwire(&["explain", "--json"]).assert().code(0));
     for gone in [server, client] {
-        assert_eq!(sockets(&told, gone), None, "{told}");
+        assert_eq!(sockets(&told, gone), None, "{gone} is gone");
         assert!(!Path::new(&format!("/dev/shm/highwire-{}/{gone}", user())).exists(), "its file is removed");
     }
 }
@@ -94,6 +94,48 @@ fn connections_without_a_lane_say_why() {
 
     let (_server, client) = ping_pong(Way::Highwire(&[]), Way::Highwire(&[]), 3);
     assert_went_by_tcp(&client, 3, "young", "a lane comes after 8 receives or 64 KiB");
+}
+
+#[test]
+fn a_connection_is_told_by_a_descriptor_that_it_still_has() {
+    let _alone = alone();
+    let mut server = Player::start(Way::Highwire(&[]), "duplicating server", 200);
+    let mut client = Player::start(Way::Highwire(&[]), &server.listens_at(), 200);
+    let descriptor = server.reads("done");
+    client.reads("done");
+    let told = json(&highwire(&["explain", "--json"]).assert().code(0));
+    let socket = only_socket(&told, server.id());
+    assert_eq!(socket["descriptor"].to_string(), descriptor, "{socket}");
+    assert_eq!((&socket["state"], &socket["reason"]), (&"established".into(), &"paired".into()), "{socket}");
+    for direction in ["bytes_in", "bytes_out"] {
+        let sum = number(&socket["lane"][direction]) + number(&socket["tcp"][direction]);
+        assert_eq!(sum, 200 * SIZE, "of both descriptors: {socket}");
+    }
+}
+
+#[test]
+fn a_forked_child_tells_of_what_it_inherited() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("forking");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/explain/forking.c");
+    let mut compiler = Command::new("cc");
+    let compiled = compiler.args(["-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source).status();
+    assert!(compiled.expect("needs a C compiler: install gcc").success());
+    let rounds = 1000;
+    let mut command = highwire(&["run", "--"]);
+    let mut server = Player::from(command.arg(&program).arg(rounds.to_string()));
+    let mut client = Player::start(Way::Highwire(&[]), &server.listens_at(), rounds);
+    let child: u32 = server.reads("done").parse().unwrap();
+    client.reads("done");
+    let told = json(&highwire(&["explain", "--json"]).assert().code(0));
+    let socket = only_socket(&told, child);
+    assert_eq!(&socket["remote"], &only_socket(&told, client.id())["local"], "{socket}");
+    for direction in ["bytes_in", "bytes_out"] {
+        let sum = number(&socket["lane"][direction]) + number(&socket["tcp"][direction]);
+        assert_eq!(sum, rounds * SIZE, "{socket}");
+    }
+    assert_eq!(sockets(&told, server.id()).map(Vec::len), Some(0), "the parent carried nothing");
 }
 
 fn assert_went_by_tcp(player: &Player, rounds: u64, reason: &str, words: &str) {
@@ -317,6 +359,10 @@ impl Player {
         };
         command.args(["--exact", "every_byte_of_both_ends_is_told_by_its_way", "--nocapture"]);
         command.env(ROLE, role).env(ROUNDS_OF_ROLE, rounds.to_string());
+        Player::from(&mut command)
+    }
+
+    fn from(command: &mut Command) -> Player {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         Player { stdin: child.stdin.take(), stdout, child }
@@ -377,31 +423,36 @@ fn ping_pong(server: Way<'_>, client: Way<'_>, rounds: u64) -> (Player, Player) 
 fn play_role() -> bool {
     let Ok(role) = std::env::var(ROLE) else { return false };
     let rounds: u64 = std::env::var(ROUNDS_OF_ROLE).unwrap().parse().unwrap();
-    stay_on_a_cpu(usize::from(role == "server"));
-    let mut message = [7; SIZE as usize];
+    let serves = role.ends_with("server");
+    stay_on_a_cpu(usize::from(serves));
     // Looking is asking too, and who asks often enough is not young any more.
     let looks = rounds > 8;
-    let mut stream;
-    if role == "server" {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        println!("{MARK}port {}", listener.local_addr().unwrap().port());
-        stream = listener.accept().unwrap().0;
-        stream.set_nonblocking(looks).unwrap();
-        for _ in 0..rounds {
+    let mut message = [7; SIZE as usize];
+    // The listener lives for as long as somebody may ask for it.
+    let listener = serves.then(|| TcpListener::bind("127.0.0.1:0").unwrap());
+    let mut stream = match &listener {
+        Some(listener) => {
+            println!("{MARK}port {}", listener.local_addr().unwrap().port());
+            listener.accept().unwrap().0
+        }
+        None => TcpStream::connect(("127.0.0.1", role.parse().unwrap())).unwrap(),
+    };
+    stream.set_nonblocking(looks).unwrap();
+    for round in 0..rounds {
+        if serves {
             receive(&mut stream, &mut message);
             stream.write_all(&message).unwrap();
-        }
-        // The listener lives for as long as somebody may ask for it.
-        wait_for_the_end();
-    } else {
-        stream = TcpStream::connect(("127.0.0.1", role.parse().unwrap())).unwrap();
-        stream.set_nonblocking(looks).unwrap();
-        for _ in 0..rounds {
+        } else {
             stream.write_all(&message).unwrap();
             receive(&mut stream, &mut message);
         }
-        wait_for_the_end();
+        if role.starts_with("duplicating") && round == rounds / 2 {
+            // The first descriptor is closed when the other takes its place.
+            stream = stream.try_clone().unwrap();
+        }
     }
+    println!("{MARK}done {}", stream.as_raw_fd());
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     true
 }
 
@@ -413,11 +464,6 @@ fn stay_on_a_cpu(which: usize) {
     let mut own = CpuSet::new();
     own.set(cpus[which]);
     rustix::thread::sched_setaffinity(None, &own).unwrap();
-}
-
-fn wait_for_the_end() {
-    println!("{MARK}done");
-    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
 /// Reads a message whose reader always looks, and never sleeps.
@@ -487,8 +533,9 @@ fn sockets(told: &Value, process: u32) -> Option<&Vec<Value>> {
 }
 
 fn only_socket(told: &Value, process: u32) -> Value {
-    let sockets = sockets(told, process).unwrap_or_else(|| panic!("{process} is missing in {told}"));
-    assert_eq!(sockets.len(), 1, "{told}");
+    let numbers = || told["processes"].as_array().unwrap().iter().map(|each| each["pid"].clone()).collect::<Vec<_>>();
+    let sockets = sockets(told, process).unwrap_or_else(|| panic!("{process} is not among {:?}", numbers()));
+    assert_eq!(sockets.len(), 1, "{sockets:#?}");
     sockets[0].clone()
 }
 
