@@ -34,6 +34,11 @@ struct Registration {
     told: AtomicU64,
     /// Whether a one-shot watcher was told, and not set again.
     spent: AtomicU32,
+    /// Whether the program has it in the set, and whether the kernel has.
+    wanted: AtomicU32,
+    in_kernel: AtomicU32,
+    /// Whether the kernel is still to be told of a change.
+    put_off: AtomicU32,
 }
 
 const NESTED: u32 = 1 << 31;
@@ -55,6 +60,8 @@ struct Set {
     /// When the kernel was last asked, and how often it was not since.
     asked: AtomicU64,
     skipped: AtomicU32,
+    /// Registrations of which the kernel is still to be told.
+    put_off: AtomicU32,
     /// Wakes sleepers whom the kernel would not wake, plus one; zero while there is none.
     bell: AtomicI32,
 }
@@ -76,6 +83,7 @@ static TABLE: [Set; SETS] = [const {
         one_shots: AtomicU32::new(0),
         asked: AtomicU64::new(0),
         skipped: AtomicU32::new(0),
+        put_off: AtomicU32::new(0),
         bell: AtomicI32::new(0),
     }
 }; SETS];
@@ -90,6 +98,9 @@ static WATCHES: [Registration; REGISTRATIONS] = [const {
         data: AtomicU64::new(0),
         told: AtomicU64::new(0),
         spent: AtomicU32::new(0),
+        wanted: AtomicU32::new(0),
+        in_kernel: AtomicU32::new(0),
+        put_off: AtomicU32::new(0),
     }
 }; REGISTRATIONS];
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -98,8 +109,6 @@ const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
-/// What the kernel leaves of a one-shot registration that was told.
-const PRIVATE: u32 = ONE_SHOT | EDGE | libc::EPOLLWAKEUP as u32;
 /// Says that an event is ours.
 const BELL: u64 = u64::from_le_bytes(*b"hw bell\xff");
 /// The kernel is asked at least after so many answers from lanes alone, or so many microseconds.
@@ -156,6 +165,9 @@ impl Registration {
         let set = self.of();
         let events = self.events.swap(0, Ordering::SeqCst);
         count(set, events, 0);
+        if self.put_off.swap(0, Ordering::SeqCst) != 0 {
+            set.put_off.fetch_sub(1, Ordering::SeqCst);
+        }
         let number = self.number();
         if let Some(member) = set.members[..set.end()].iter().find(|member| member.load(Ordering::SeqCst) == number) {
             member.store(0, Ordering::SeqCst);
@@ -167,7 +179,7 @@ impl Registration {
     #[inline]
     fn ready(&self) -> u32 {
         let events = self.events.load(Ordering::Relaxed);
-        if self.spent.load(Ordering::Relaxed) != 0 {
+        if self.spent.load(Ordering::Relaxed) != 0 || self.wanted.load(Ordering::Relaxed) == 0 {
             return 0;
         }
         let Some(slot) = self.slot() else {
@@ -199,10 +211,50 @@ impl Registration {
             self.told.store(end.incoming.published(), Ordering::Relaxed);
         }
         if events & ONE_SHOT != 0 && self.spent.swap(1, Ordering::SeqCst) == 0 {
-            let event = epoll_event { events: events & PRIVATE, u64: self.data.load(Ordering::Relaxed) };
-            let fd = self.descriptor.load(Ordering::Relaxed);
-            let _ = raw::epoll_control(self.of().descriptor.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, fd, event);
+            self.put_off();
         }
+    }
+
+    /// The kernel is told of a change before it is next asked.
+    fn put_off(&self) {
+        let set = self.of();
+        if self.put_off.swap(1, Ordering::SeqCst) == 0 {
+            set.put_off.fetch_add(1, Ordering::SeqCst);
+        }
+        if set.state.load(Ordering::SeqCst) & SLEEPERS != 0 {
+            set.tell_kernel();
+        }
+    }
+
+    /// Makes the kernel's set what the program's is. A one-shot registration that was told is none, for the kernel: it
+    /// would go on to tell of hang-ups.
+    fn tell_kernel(&self) {
+        if self.put_off.swap(0, Ordering::SeqCst) == 0 {
+            return;
+        }
+        let set = self.of();
+        set.put_off.fetch_sub(1, Ordering::SeqCst);
+        let wanted = self.wanted.load(Ordering::SeqCst) != 0 && self.spent.load(Ordering::SeqCst) == 0;
+        let known = self.in_kernel.swap(wanted.into(), Ordering::SeqCst) != 0;
+        let operation = match (known, wanted) {
+            (false, true) => libc::EPOLL_CTL_ADD,
+            (true, true) => libc::EPOLL_CTL_MOD,
+            (true, false) => libc::EPOLL_CTL_DEL,
+            (false, false) => return,
+        };
+        let event = epoll_event { events: self.events.load(Ordering::SeqCst), u64: self.data.load(Ordering::SeqCst) };
+        let (set, fd) = (set.descriptor.load(Ordering::SeqCst), self.descriptor.load(Ordering::SeqCst));
+        let _ = raw::epoll_control(set, operation, fd, event);
+    }
+
+    /// What the program wants from now on.
+    fn change(&self, event: epoll_event) {
+        count(self.of(), self.events.swap(event.events, Ordering::SeqCst), event.events);
+        self.data.store(event.u64, Ordering::SeqCst);
+        // A change tells an edge-triggered or one-shot watcher again of what is there.
+        self.told.store(u64::MAX, Ordering::SeqCst);
+        self.spent.store(0, Ordering::SeqCst);
+        self.wanted.store(1, Ordering::SeqCst);
     }
 }
 
@@ -219,6 +271,65 @@ fn count(set: &Set, before: u32, after: u32) {
     };
     change(&set.writers, wants_to_write(before), wants_to_write(after));
     change(&set.one_shots, before & ONE_SHOT != 0, after & ONE_SHOT != 0);
+}
+
+/// A change that the kernel need not be told of at once, since the connection has a lane and its set is this process's
+/// alone: what the call returns. `None` for all others.
+pub(crate) fn put_off(
+    set: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: Option<epoll_event>,
+) -> Option<Result<(), c_int>> {
+    let slot = slot_of(fd)?;
+    let index = set_of(set)?;
+    let set = TABLE.get(index)?;
+    slot.end()?;
+    let registration = registrations(slot).find(|registration| {
+        registration.set.load(Ordering::SeqCst) == index as u32 && registration.descriptor.load(Ordering::SeqCst) == fd
+    })?;
+    let alone = set.flags.load(Ordering::SeqCst) & SPOILT == 0 && slot.descriptors.load(Ordering::SeqCst) == 1;
+    let exclusive = |events: u32| events & libc::EPOLLEXCLUSIVE as u32 != 0;
+    let plain =
+        event.is_none_or(|event| !exclusive(event.events)) && !exclusive(registration.events.load(Ordering::SeqCst));
+    if !alone || !plain || process::is_sandboxed() || slot.has(flag::PLAIN | flag::SHARED) {
+        // From here on it is the kernel's again.
+        registration.tell_kernel();
+        return None;
+    }
+    let wanted = registration.wanted.load(Ordering::SeqCst) != 0;
+    let answer = match (operation, wanted) {
+        (libc::EPOLL_CTL_ADD, true) => Err(libc::EEXIST),
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, false) => Err(libc::ENOENT),
+        (libc::EPOLL_CTL_DEL, true) => {
+            registration.wanted.store(0, Ordering::SeqCst);
+            count(set, registration.events.swap(0, Ordering::SeqCst), 0);
+            Ok(())
+        }
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => {
+            registration.change(event?);
+            Ok(())
+        }
+        _ => return None,
+    };
+    if answer.is_ok() {
+        join(set, registration);
+        registration.put_off();
+        if registration.ready() & IN != 0 {
+            set.ring();
+        }
+    }
+    Some(answer)
+}
+
+/// Tells the kernel everything, before others than this process use its sets.
+pub(crate) fn tell_kernel() {
+    TABLE.iter().filter(|set| set.used.load(Ordering::SeqCst) != 0).for_each(Set::tell_kernel);
+}
+
+/// Tells the kernel everything of one connection.
+pub(crate) fn tell_kernel_of(slot: &Slot) {
+    registrations(slot).for_each(Registration::tell_kernel);
 }
 
 /// The kernel has changed a set.
@@ -263,11 +374,8 @@ pub(crate) fn control(set: c_int, operation: c_int, fd: c_int, event: Option<epo
         inner.into_iter().for_each(spoil);
         return;
     };
-    count(&TABLE[index], registration.events.swap(event.events, Ordering::SeqCst), event.events);
-    registration.data.store(event.u64, Ordering::SeqCst);
-    // A change tells an edge-triggered or one-shot watcher again of what is there.
-    registration.told.store(u64::MAX, Ordering::SeqCst);
-    registration.spent.store(0, Ordering::SeqCst);
+    registration.change(event);
+    registration.in_kernel.store(1, Ordering::SeqCst);
     if slot.is_none_or(|slot| slot.end().is_some()) {
         join(&TABLE[index], registration);
     }
@@ -285,7 +393,9 @@ fn register(slot: Option<&Slot>, set: usize, target: u32, fd: c_int) -> Option<&
     registration.set.store(set as u32, Ordering::SeqCst);
     registration.target.store(target, Ordering::SeqCst);
     registration.descriptor.store(fd, Ordering::SeqCst);
-    registration.events.store(0, Ordering::SeqCst);
+    for word in [&registration.events, &registration.spent, &registration.in_kernel, &registration.put_off] {
+        word.store(0, Ordering::SeqCst);
+    }
     if let Some(slot) = slot {
         let number = registration.number();
         let noted = slot
@@ -345,7 +455,7 @@ fn make(fd: c_int) -> Option<usize> {
     let take = |set: &Set| set.used.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
     let index = TABLE.iter().position(take)?;
     let set = &TABLE[index];
-    for word in [&set.state, &set.flags, &set.end, &set.writers, &set.one_shots] {
+    for word in [&set.state, &set.flags, &set.end, &set.writers, &set.one_shots, &set.put_off] {
         word.store(0, Ordering::SeqCst);
     }
     set.descriptor.store(fd, Ordering::SeqCst);
@@ -400,7 +510,15 @@ impl Set {
             .filter_map(|member| WATCHES.get((member.load(Ordering::Acquire) as usize).checked_sub(1)?))
     }
 
+    /// Tells the kernel what was put off.
+    fn tell_kernel(&self) {
+        if self.put_off.load(Ordering::SeqCst) > 0 && !process::is_sandboxed() {
+            self.members().for_each(Registration::tell_kernel);
+        }
+    }
+
     fn spoil(&self) {
+        self.tell_kernel();
         self.flags.fetch_or(SPOILT, Ordering::SeqCst);
         for slot in self.members().filter_map(Registration::slot) {
             explain(slot, Reason::Epoll);
@@ -452,6 +570,7 @@ impl Set {
         if process::is_sandboxed() {
             return used;
         }
+        self.tell_kernel();
         self.asked.store(ticks(), Ordering::Relaxed);
         self.skipped.store(0, Ordering::Relaxed);
         let Ok(more) = raw::epoll(fd, &mut events[used..]) else { return used };
@@ -544,7 +663,9 @@ impl Set {
             Some(_) => true,
             None => stop_looking(registration),
         });
-        if !asleep {
+        if asleep {
+            self.tell_kernel();
+        } else {
             // Those that were entered, in the same order.
             self.members().filter_map(Registration::inner).take(entered).for_each(|inner| inner.wake(depth - 1));
             self.state.fetch_sub(1, Ordering::SeqCst);
@@ -627,6 +748,7 @@ pub(crate) fn wait(fd: c_int, events: &mut [epoll_event], timeout: i64) -> Wait 
             return Wait::Ready(used);
         }
         if timeout == 0 {
+            set.tell_kernel();
             return Wait::Ask;
         }
         // Somebody may be able to write, as the kernel knows.
@@ -677,6 +799,11 @@ pub(crate) fn waited(number: u32, events: &mut [epoll_event]) -> usize {
     let Some(set) = (number as usize).checked_sub(1).and_then(|index| TABLE.get(index)) else { return events.len() };
     set.wake(DEPTH);
     set.review(events)
+}
+
+/// For who asks the kernel about a set.
+pub(crate) fn tell_kernel_of_set(index: usize) {
+    TABLE.get(index).into_iter().for_each(Set::tell_kernel);
 }
 
 /// For who polls a set: whether it has something to tell that the kernel does not know of.

@@ -429,6 +429,29 @@ extern "C" fn hw_polled() {
     wait::wake_up();
 }
 
+/// Zero or an error for a change that the kernel is told of later; less for all others.
+///
+/// # Safety
+/// As for `epoll_ctl`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_epoll_put_off(
+    set: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *const libc::epoll_event,
+) -> c_int {
+    process::notice_fork();
+    if process::is_foreign() {
+        return -1;
+    }
+    // SAFETY: by the contract of the system call.
+    match epoll::put_off(set, operation, fd, unsafe { event.as_ref() }.copied()) {
+        Some(Ok(())) => 0,
+        Some(Err(error)) => error,
+        None => -1,
+    }
+}
+
 /// # Safety
 /// As for `epoll_ctl`.
 #[unsafe(no_mangle)]
@@ -527,6 +550,7 @@ unsafe extern "C" fn hw_receives_descriptors(message: *const msghdr) {
 /// A message that is about to be sent.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_passes_descriptors(message: *const msghdr) {
+    epoll::tell_kernel();
     let pass = |fd| {
         if let Some(slot) = slot_of(fd) {
             // Whoever receives it cannot be known; what is in the lane is its to read.

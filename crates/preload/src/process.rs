@@ -61,6 +61,7 @@ pub(crate) fn ring_made() {
 /// The child will have every connection too: nobody looks until one holder is left.
 pub(crate) fn before_fork() {
     notice_fork();
+    crate::epoll::tell_kernel();
     for slot in table::slots() {
         if let Some(end) = slot.end() {
             slot.set(flag::SHARED);
@@ -134,6 +135,7 @@ pub(crate) fn before_vfork() {
 
 /// A program is about to be started that gets whatever is not closed by exec.
 pub(crate) fn before_spawn() {
+    crate::epoll::tell_kernel();
     for (_, slot) in table::descriptors().filter(|(fd, slot)| slot.end().is_some() && !raw::closes_on_exec(*fd)) {
         slot.set(flag::INHERITED | flag::SHARED);
         if let Some(end) = slot.end() {
@@ -155,6 +157,7 @@ pub(crate) fn before_exec() {
     if is_foreign() {
         return;
     }
+    crate::epoll::tell_kernel();
     for slot in table::slots() {
         if let Some(end) = slot.end() {
             end.incoming.turn_away();

@@ -86,7 +86,7 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
             }
         }
     };
-    let plain = slot.has(flag::PLAIN) && !end.incoming.has_records();
+    let plain = plan.done == 0 && slot.has(flag::PLAIN) && !end.incoming.has_records();
     if plain || flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         return to_kernel_asleep(slot, end);
     }
@@ -170,15 +170,24 @@ impl Call<'_> {
                     add(self.slot, Counter::LaneBytesIn, (plan.done - skip) as u64);
                 }
                 Next::Lie => return self.broken(plan),
-                // Bytes of the kernel's are not joined to others where one of them may be urgent.
-                _ if plan.done > 0 && incoming.is_urgent() => return self.done(plan, begun),
+                // What is before an urgent byte, which ends a receive.
+                _ if plan.done > 0 && incoming.is_urgent() => {
+                    let before_mark = raw::unread(self.fd).min(left);
+                    if before_mark > 0 {
+                        let _ = self.tcp(plan, before_mark);
+                    }
+                    return self.done(plan, begun);
+                }
                 // The program's own call, and no other.
-                next @ (Next::Nothing | Next::Tcp(_)) if self.slot.has(flag::PLAIN) => {
+                next @ (Next::Nothing | Next::Tcp(_)) if process::is_sandboxed() => {
                     if plan.done > 0 {
-                        return self.finish(plan, begun);
+                        return self.done(plan, begun);
                     }
                     if incoming.sleep(seen) {
-                        plan.limit = if let Next::Tcp(bound) = next { left.min(bound as usize) } else { left };
+                        plan.limit = match next {
+                            Next::Tcp(bound) if incoming.has_records() => left.min(bound as usize),
+                            _ => left,
+                        };
                         return self.asleep();
                     }
                 }
@@ -188,12 +197,19 @@ impl Call<'_> {
                         if !self.wants_all() {
                             return self.done(plan, begun);
                         }
-                        return self.wait();
+                        if incoming.sleep(seen) {
+                            return self.wait();
+                        }
+                        continue;
                     }
                     match self.tcp(plan, left.min(bound as usize)) {
                         Ok(0) => return self.done(plan, begun),
                         Ok(_) => {}
-                        Err(libc::EAGAIN) if self.waits => return self.wait(),
+                        Err(libc::EAGAIN) if self.waits => {
+                            if incoming.sleep(seen) {
+                                return self.wait();
+                            }
+                        }
                         Err(error) => return self.failed(plan, begun, error),
                     }
                 }
@@ -224,13 +240,10 @@ impl Call<'_> {
                     if incoming.has_news() {
                         continue;
                     }
-                    if plan.done > 0 {
-                        // The rest of a whole: the kernel would not know of what is there already.
-                        return self.wait();
-                    }
                     if incoming.sleep(seen) {
                         plan.limit = left;
-                        return self.asleep();
+                        // The kernel would not know of the part of a whole that is there already.
+                        return if plan.done > 0 { self.wait() } else { self.asleep() };
                     }
                 }
             }
@@ -314,23 +327,6 @@ impl Call<'_> {
         Verdict::Done
     }
 
-    /// The end of a call on a plain connection that had something in the lane: the rest is what TCP has, where that may be
-    /// asked.
-    fn finish(&self, plan: &mut Plan, begun: usize) -> Verdict {
-        if self.wants_all() {
-            return self.wait();
-        }
-        let incoming = self.end.incoming;
-        let bound = match incoming.next() {
-            Next::Tcp(bound) if incoming.has_records() => bound as usize,
-            _ => usize::MAX,
-        };
-        if !process::is_sandboxed() && raw::unread(self.fd) > 0 {
-            let _ = self.tcp(plan, bound.min(self.total - plan.done));
-        }
-        self.done(plan, begun)
-    }
-
     fn failed(&self, plan: &mut Plan, begun: usize, error: c_int) -> Verdict {
         if plan.done > 0 { self.done(plan, begun) } else { plan.fail(error) }
     }
@@ -349,9 +345,9 @@ impl Call<'_> {
         Verdict::Kernel
     }
 
-    /// Waits without taking anything.
+    /// Waits without taking anything. Counted as a sleeper already.
     fn wait(&self) -> Verdict {
-        self.end.incoming.turn_away();
+        self.slot.enter_kernel();
         Verdict::Wait
     }
 
@@ -405,7 +401,9 @@ impl Call<'_> {
         } else {
             match raw::receive(self.fd, &mut list[..parts_used], self.flags & !libc::MSG_WAITALL) {
                 Ok(have) => have,
-                Err(libc::EAGAIN) if self.waits && first == 0 => return self.wait(),
+                Err(libc::EAGAIN) if self.waits && first == 0 => {
+                    return if incoming.sleep(seen) { self.wait() } else { self.peek(plan) };
+                }
                 Err(error) if first == 0 => return plan.fail(error),
                 Err(_) => 0,
             }

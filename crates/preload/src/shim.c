@@ -218,6 +218,7 @@ size_t hw_unread(int fd);
 int hw_splice_out(int fd, struct plan *, int to, size_t count);
 int hw_poll(struct pollfd *, nfds_t count, int64_t timeout_ns, int *sleeping);
 void hw_polled(void);
+int hw_epoll_put_off(int set, int operation, int fd, const struct epoll_event *);
 void hw_epoll_ctl(int set, int operation, int fd, const struct epoll_event *, int result);
 int hw_epoll_wait(int set, struct epoll_event *, int most, int64_t timeout_ns, struct plan *);
 int hw_epoll_waited(struct plan *, struct epoll_event *, int count);
@@ -342,9 +343,11 @@ static ssize_t receive(enum call call, int fd, const struct iovec *parts, int co
         }
         if (verdict == WAIT) {
             struct pollfd wanted = {fd, POLLIN, 0};
-            struct plan none = {0};
             int ready, limit = patience(fd);
-            AROUND(OUTSIDE, &none, ready = real_poll(&wanted, 1, limit));
+            AROUND(RECEIVING, &plan, ready = real_poll(&wanted, 1, limit));
+            int error = errno;
+            hw_received(&plan, 0, 0);
+            errno = error;
             if (ready > 0 || (ready < 0 && errno == EINTR && plan.done == 0))
                 continue;
             // Interrupted or out of time: what is there is the answer.
@@ -777,6 +780,15 @@ int EXPORTED(pselect)(int count, fd_set *in, fd_set *out, fd_set *except, const 
 }
 
 int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *event) {
+    if (likely(IS_EPOLL(KIND(set)) && IS_SOCKET(KIND(fd)) && (event != NULL || operation == EPOLL_CTL_DEL))) {
+        int later = hw_epoll_put_off(set, operation, fd, event);
+        if (later == 0)
+            return 0;
+        if (later > 0) {
+            errno = later;
+            return -1;
+        }
+    }
     int result = real_epoll_ctl(set, operation, fd, event);
     int error = errno;
     if (result == 0)

@@ -373,6 +373,8 @@ static SEARCH: AtomicU32 = AtomicU32::new(0);
 pub(crate) fn duplicate(from: i32, to: i32) {
     forget(to);
     if let Some(slot) = slot_of(from) {
+        // A set knows a connection by descriptor and file.
+        crate::epoll::tell_kernel_of(slot);
         slot.descriptors.fetch_add(1, Ordering::SeqCst);
         if set_entry(to, SOCKET | slot.index() as u32) {
             HIGHEST.fetch_max(to as u32, Ordering::Relaxed);

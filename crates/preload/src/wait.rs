@@ -74,6 +74,7 @@ fn merge(list: &mut [pollfd]) -> c_int {
 /// Decides a poll: how many are ready, or zero for the kernel. `sleeping` is set if something was marked as slept on.
 pub(crate) fn poll(list: &mut [pollfd], timeout: i64, sleeping: &mut c_int) -> c_int {
     process::notice_fork();
+    list.iter().filter_map(|entry| set_of(entry.fd)).for_each(epoll::tell_kernel_of_set);
     loop {
         if asked(list).any(is_ready) {
             return merge(list);
