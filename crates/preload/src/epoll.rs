@@ -203,6 +203,19 @@ impl Registration {
         found
     }
 
+    /// What the kernel would add, for a watcher who is told once only.
+    fn last_words(&self) -> u32 {
+        let events = self.events.load(Ordering::Relaxed);
+        if events & ONE_SHOT == 0 || process::is_sandboxed() {
+            return 0;
+        }
+        let fd = self.descriptor.load(Ordering::Relaxed);
+        let mut question = [libc::pollfd { fd, events: events as i16 & !(IN as i16), revents: 0 }];
+        let _ = raw::poll(&mut question);
+        // The same bits mean the same.
+        question[0].revents.cast_unsigned().into()
+    }
+
     fn tell(&self, found: u32) {
         let events = self.events.load(Ordering::Relaxed);
         if found & IN != 0
@@ -288,15 +301,16 @@ pub(crate) fn put_off(
     let registration = registrations(slot).find(|registration| {
         registration.set.load(Ordering::SeqCst) == index as u32 && registration.descriptor.load(Ordering::SeqCst) == fd
     })?;
-    let alone = set.flags.load(Ordering::SeqCst) & SPOILT == 0 && slot.descriptors.load(Ordering::SeqCst) == 1;
     let exclusive = |events: u32| events & libc::EPOLLEXCLUSIVE as u32 != 0;
     let plain =
         event.is_none_or(|event| !exclusive(event.events)) && !exclusive(registration.events.load(Ordering::SeqCst));
-    if !alone || !plain || process::is_sandboxed() || slot.has(flag::PLAIN | flag::SHARED) {
+    if !plain || process::is_sandboxed() || set.flags.load(Ordering::SeqCst) & SPOILT != 0 {
         // From here on it is the kernel's again.
         registration.tell_kernel();
         return None;
     }
+    // By several descriptors, or by several processes: the kernel is told at once.
+    let later = slot.descriptors.load(Ordering::SeqCst) == 1 && !slot.has(flag::PLAIN | flag::SHARED);
     let wanted = registration.wanted.load(Ordering::SeqCst) != 0;
     let answer = match (operation, wanted) {
         (libc::EPOLL_CTL_ADD, true) => Err(libc::EEXIST),
@@ -315,6 +329,9 @@ pub(crate) fn put_off(
     if answer.is_ok() {
         join(set, registration);
         registration.put_off();
+        if !later {
+            registration.tell_kernel();
+        }
         if registration.ready() & IN != 0 {
             set.ring();
         }
@@ -555,8 +572,9 @@ impl Set {
             if used == events.len() {
                 break;
             }
-            let found = registration.ready();
+            let mut found = registration.ready();
             if found != 0 {
+                found |= registration.last_words();
                 registration.tell(found);
                 events[used] = epoll_event { events: found, u64: registration.data.load(Ordering::Relaxed) };
                 used += 1;
@@ -795,9 +813,11 @@ pub(crate) fn number(fd: c_int) -> u32 {
 }
 
 /// The wait is over, and the kernel told this; what is left of it is the program's.
-pub(crate) fn waited(number: u32, events: &mut [epoll_event]) -> usize {
+pub(crate) fn waited(number: u32, asleep: bool, events: &mut [epoll_event]) -> usize {
     let Some(set) = (number as usize).checked_sub(1).and_then(|index| TABLE.get(index)) else { return events.len() };
-    set.wake(DEPTH);
+    if asleep {
+        set.wake(DEPTH);
+    }
     set.review(events)
 }
 

@@ -303,7 +303,7 @@ unsafe extern "C" fn hw_abandoned(inside: *const Inside) {
     match inside.kind {
         WAITING => return wait::wake_up(),
         WAITING_EPOLL => {
-            epoll::waited(inside.slot, &mut []);
+            epoll::waited(inside.slot, true, &mut []);
             return;
         }
         _ => {}
@@ -477,9 +477,9 @@ unsafe extern "C" fn hw_epoll_wait(
     let (events, plan) = unsafe { (std::slice::from_raw_parts_mut(events, most as usize), &mut *plan) };
     match epoll::wait(set, events, timeout) {
         epoll::Wait::Ready(ready) => ready as c_int,
-        epoll::Wait::Ask => 0,
-        epoll::Wait::Sleep => {
+        asks => {
             plan.slot = epoll::number(set);
+            plan.limit = matches!(asks, epoll::Wait::Sleep).into();
             0
         }
     }
@@ -491,12 +491,13 @@ unsafe extern "C" fn hw_epoll_wait(
 unsafe extern "C" fn hw_epoll_waited(plan: *const Plan, events: *mut libc::epoll_event, count: c_int) -> c_int {
     let Ok(known) = usize::try_from(count) else {
         // SAFETY: on the shim's stack.
-        epoll::waited(unsafe { &*plan }.slot, &mut []);
+        let plan = unsafe { &*plan };
+        epoll::waited(plan.slot, plan.limit != 0, &mut []);
         return count;
     };
     // SAFETY: the plan is on the shim's stack; the kernel has written so many events.
     let (plan, events) = unsafe { (&*plan, std::slice::from_raw_parts_mut(events, known)) };
-    epoll::waited(plan.slot, events) as c_int
+    epoll::waited(plan.slot, plan.limit != 0, events) as c_int
 }
 
 #[unsafe(no_mangle)]

@@ -197,6 +197,11 @@ pub(crate) fn is_alone(slot: &Slot, fd: i32) -> bool {
 /// then it is tried again later.
 pub(crate) fn adopt_counts(slot: &Slot, fd: i32) -> bool {
     let Some(end) = slot.end() else { return false };
+    if end.incoming.is_urgent() {
+        // The kernel counts unread bytes up to the urgent one only; nothing more comes by the lane anyway.
+        slot.make_plain(Reason::OutOfBand);
+        return false;
+    }
     slot.set(flag::ADOPTING);
     let before = slot.quiet();
     // SAFETY: the program's descriptor, which it is in the middle of using.

@@ -215,7 +215,10 @@ impl Call<'_> {
                 }
                 Next::Nothing if plan.done > 0 && !self.wants_all() => {
                     // Whether more is in the kernel is known, but for what is being sent just now.
-                    let more = incoming.may_be_sent() || incoming.is_closing() || self.slot.has(flag::UNANNOUNCED);
+                    let more = incoming.may_be_sent()
+                        || incoming.is_closing()
+                        || self.slot.has(flag::UNANNOUNCED)
+                        || self.from_kernel.get();
                     if !more || raw::unread(self.fd) == 0 {
                         return self.done(plan, begun);
                     }
@@ -242,8 +245,19 @@ impl Call<'_> {
                     }
                     if incoming.sleep(seen) {
                         plan.limit = left;
-                        // The kernel would not know of the part of a whole that is there already.
-                        return if plan.done > 0 { self.wait() } else { self.asleep() };
+                        if plan.done == 0 {
+                            return self.asleep();
+                        }
+                        // The kernel does not know of the part of a whole that is there already.
+                        match self.tcp(plan, left) {
+                            Err(libc::EAGAIN) => return self.wait(),
+                            result => {
+                                incoming.wake();
+                                if !matches!(result, Ok(bytes) if bytes > 0) {
+                                    return self.done(plan, begun);
+                                }
+                            }
+                        }
                     }
                 }
             }
