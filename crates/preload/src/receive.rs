@@ -172,7 +172,14 @@ impl Call<'_> {
                 Next::Lie => return self.broken(plan),
                 // What is before an urgent byte, which ends a receive.
                 _ if plan.done > 0 && incoming.is_urgent() => {
-                    let before_mark = raw::unread(self.fd).min(left);
+                    let bound = match incoming.next() {
+                        Next::Tcp(bound) if incoming.has_records() => left.min(bound as usize),
+                        _ => left,
+                    };
+                    let before_mark = raw::unread(self.fd).min(bound);
+                    if before_mark == bound && bound < left && self.tcp(plan, bound).is_ok() {
+                        continue;
+                    }
                     if before_mark > 0 {
                         let _ = self.tcp(plan, before_mark);
                     }
