@@ -183,7 +183,9 @@ impl Registration {
             return 0;
         }
         let Some(slot) = self.slot() else {
-            return if self.inner().is_some_and(|set| set.has_news(DEPTH)) { events & IN } else { 0 };
+            let Some(inner) = self.inner().filter(|inner| inner.has_news(DEPTH)) else { return 0 };
+            let news = events & EDGE == 0 || self.told.load(Ordering::Relaxed) != inner.published();
+            return if news { events & IN } else { 0 };
         };
         let Some(end) = slot.end() else { return 0 };
         let mut found = 0;
@@ -210,7 +212,7 @@ impl Registration {
             return 0;
         }
         let fd = self.descriptor.load(Ordering::Relaxed);
-        let mut question = [libc::pollfd { fd, events: events as i16 & !(IN as i16), revents: 0 }];
+        let mut question = [libc::pollfd { fd, events: events as i16, revents: 0 }];
         let _ = raw::poll(&mut question);
         // The same bits mean the same.
         question[0].revents.cast_unsigned().into()
@@ -218,10 +220,12 @@ impl Registration {
 
     fn tell(&self, found: u32) {
         let events = self.events.load(Ordering::Relaxed);
-        if found & IN != 0
-            && let Some(end) = self.slot().and_then(Slot::end)
-        {
-            self.told.store(end.incoming.published(), Ordering::Relaxed);
+        if found & IN != 0 {
+            let published = match self.inner() {
+                Some(inner) => inner.published(),
+                None => self.slot().and_then(Slot::end).map_or(0, |end| end.incoming.published()),
+            };
+            self.told.store(published, Ordering::Relaxed);
         }
         if events & ONE_SHOT != 0 && self.spent.swap(1, Ordering::SeqCst) == 0 {
             self.put_off();
@@ -552,6 +556,12 @@ impl Set {
                 Some(inner) => registration.events.load(Ordering::Relaxed) & IN != 0 && inner.has_news(depth - 1),
                 None => registration.ready() != 0,
             })
+    }
+
+    /// Records published in all of its connections: a number that changes when there is news.
+    fn published(&self) -> u64 {
+        let ends = self.members().filter_map(|registration| registration.slot()?.end());
+        ends.map(|end| end.incoming.published()).fold(0, u64::wrapping_add)
     }
 
     /// True if it is worth to ask: a member has something to tell, or the kernel may have of one that is looked at.

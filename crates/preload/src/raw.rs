@@ -108,6 +108,15 @@ pub(crate) fn unread(fd: c_int) -> usize {
     if answer < 0 { 0 } else { bytes.try_into().unwrap_or(0) }
 }
 
+/// Whether what comes next is after the urgent byte.
+pub(crate) fn is_at_mark(fd: c_int) -> bool {
+    const SIOCATMARK: c_long = 0x8905;
+    let mut answer: c_int = 0;
+    // SAFETY: the kernel writes one number.
+    unsafe { hw_raw(libc::SYS_ioctl, fd.into(), SIOCATMARK, (&raw mut answer) as c_long, 0, 0, 0) };
+    answer != 0
+}
+
 /// Ends a connection, in both directions.
 pub(crate) fn break_off(fd: c_int) {
     // SAFETY: takes numbers.

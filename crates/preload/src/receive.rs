@@ -86,7 +86,7 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
             }
         }
     };
-    let plain = plan.done == 0 && slot.has(flag::PLAIN) && !end.incoming.has_records();
+    let plain = plan.done == 0 && (slot.has(flag::PLAIN) || end.incoming.is_urgent()) && !end.incoming.has_records();
     if plain || flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         return to_kernel_asleep(slot, end);
     }
@@ -172,18 +172,10 @@ impl Call<'_> {
                 Next::Lie => return self.broken(plan),
                 // What is before an urgent byte, which ends a receive.
                 _ if plan.done > 0 && incoming.is_urgent() => {
-                    let bound = match incoming.next() {
-                        Next::Tcp(bound) if incoming.has_records() => left.min(bound as usize),
-                        _ => left,
-                    };
-                    let before_mark = raw::unread(self.fd).min(bound);
-                    if before_mark == bound && bound < left && self.tcp(plan, bound).is_ok() {
-                        continue;
+                    // Byte by byte: nothing else tells where the mark is when urgent bytes are in line.
+                    if raw::is_at_mark(self.fd) || !matches!(self.tcp(plan, 1), Ok(1)) {
+                        return self.done(plan, begun);
                     }
-                    if before_mark > 0 {
-                        let _ = self.tcp(plan, before_mark);
-                    }
-                    return self.done(plan, begun);
                 }
                 // The program's own call, and no other.
                 next @ (Next::Nothing | Next::Tcp(_)) if process::is_sandboxed() => {
