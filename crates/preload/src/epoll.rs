@@ -564,11 +564,23 @@ impl Set {
         ends.map(|end| end.incoming.published()).fold(0, u64::wrapping_add)
     }
 
+    /// A connection in it that is looked at.
+    fn looked_at(&self, depth: u32) -> Option<&'static Slot> {
+        self.members().find_map(|registration| match registration.inner() {
+            Some(inner) if depth > 0 => inner.looked_at(depth - 1),
+            Some(_) => None,
+            None => registration.slot().filter(|slot| slot.end().is_some_and(|end| end.incoming.is_looking())),
+        })
+    }
+
     /// True if it is worth to ask: a member has something to tell, or the kernel may have of one that is looked at.
-    fn stirs(&self) -> bool {
+    fn stirs(&self, depth: u32) -> bool {
         self.members().any(|registration| {
             if registration.ready() != 0 {
                 return true;
+            }
+            if let Some(inner) = registration.inner() {
+                return depth > 0 && inner.stirs(depth - 1);
             }
             let Some(end) = registration.slot().and_then(Slot::end) else { return false };
             let incoming = end.incoming;
@@ -797,8 +809,7 @@ pub(crate) fn wait(fd: c_int, events: &mut [epoll_event], timeout: i64) -> Wait 
 }
 
 fn spin_on(set: &Set, fd: c_int, events: &mut [epoll_event], timeout: i64) -> usize {
-    let looked_at = |slot: &&Slot| slot.end().is_some_and(|end| end.incoming.is_looking());
-    let Some(slot) = set.members().filter_map(Registration::slot).find(looked_at) else { return 0 };
+    let Some(slot) = set.looked_at(DEPTH) else { return 0 };
     if !spin::may_spin(slot.end().and_then(|end| end.incoming.writer_cpu())) {
         return 0;
     }
@@ -807,7 +818,7 @@ fn spin_on(set: &Set, fd: c_int, events: &mut [epoll_event], timeout: i64) -> us
         told = set.merge(fd, events, 0);
         told > 0
     };
-    let found = spin::spin(slot, timeout, || set.stirs(), beside);
+    let found = spin::spin(slot, timeout, || set.stirs(DEPTH), beside);
     if told == 0 && found == Found::Something {
         told = set.collect(events);
         if told == 0 {

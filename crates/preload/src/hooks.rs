@@ -5,7 +5,7 @@
 use crate::raw::{self, Parts};
 use crate::receive::{Plan, Verdict};
 use crate::table::{self, Slot, flag, slot_of};
-use crate::{counters, epoll, pair, process, receive, send, spin, wait};
+use crate::{counters, epoll, log, pair, process, receive, send, spin, wait};
 use highwire_lane::Next;
 use highwire_lane::counters::Reason;
 use libc::{c_int, c_void, iovec, msghdr, nfds_t, pollfd, size_t, ssize_t};
@@ -102,6 +102,7 @@ extern "C" fn hw_begin() {
     process::begin();
     spin::begin();
     pair::begin();
+    log::begin();
     // Whoever limited this program's system calls did so for the program alone.
     if raw::has_filter() {
         process::enter_sandbox();

@@ -11,6 +11,7 @@ mod arena;
 mod counters;
 mod epoll;
 mod hooks;
+mod log;
 mod pair;
 mod process;
 mod raw;

@@ -133,7 +133,7 @@ fn claim_lane(slot: &Slot, fd: c_int) {
     match claim::claim(socket) {
         Ok(Answer::Paired(pairing)) => join(slot, fd, &pairing),
         Ok(Answer::Waiting { board, place, value }) => {
-            explain(slot, Reason::OtherEnd);
+            tell(slot, fd, Reason::OtherEnd);
             if let Some(memory) = board {
                 note_board(memory);
             }
@@ -142,14 +142,19 @@ fn claim_lane(slot: &Slot, fd: c_int) {
         }
         Ok(Answer::Refused(refusal)) => {
             let reason = if refusal == Refusal::Exhausted { Reason::Exhausted } else { Reason::Refused };
-            explain(slot, reason);
+            tell(slot, fd, reason);
             slot.board.store(BOARD_REFUSED, Ordering::Relaxed);
         }
         Err(_) => {
-            explain(slot, Reason::NoRegistry);
+            tell(slot, fd, Reason::NoRegistry);
             SILENT_SINCE.store(highwire_mem::ticks() | 1, Ordering::Relaxed);
         }
     }
+}
+
+fn tell(slot: &Slot, fd: c_int, reason: Reason) {
+    explain(slot, reason);
+    crate::log::tell(fd, reason);
 }
 
 const BOARD_MASK: u64 = (1 << 48) - 1;
@@ -198,12 +203,13 @@ fn may_have_lane(slot: &Slot, fd: c_int) -> bool {
         return true;
     }
     slot.make_plain(Reason::Port);
+    crate::log::tell(fd, Reason::Port);
     false
 }
 
 fn join(slot: &Slot, fd: c_int, pairing: &Pairing) {
     let Some(place) = region(pairing) else {
-        explain(slot, Reason::Memory);
+        tell(slot, fd, Reason::Memory);
         slot.board.store(BOARD_REFUSED, Ordering::Relaxed);
         return;
     };
@@ -237,7 +243,7 @@ fn join(slot: &Slot, fd: c_int, pairing: &Pairing) {
     }
     // Otherwise it is tried again with the next call.
     process::adopt_counts(slot, fd);
-    explain(slot, Reason::Paired);
+    tell(slot, fd, Reason::Paired);
     crate::epoll::note_lane(slot);
     end.lane.set_state(end.side, EndState::Joined);
 }

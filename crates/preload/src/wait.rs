@@ -55,6 +55,9 @@ fn merge(list: &mut [pollfd]) -> c_int {
     // Nothing else was asked.
     if let [entry] = list
         && entry.events & !IN == 0
+        && slot_of(entry.fd)
+            .and_then(Slot::end)
+            .is_some_and(|end| end.incoming.is_looking() && !end.incoming.is_closing())
         && is_ready(entry)
     {
         entry.revents = entry.events & IN;
