@@ -218,9 +218,10 @@ impl<'m> Outgoing<'m> {
 
     /// Notes where the writer runs.
     #[inline]
-    pub fn note_cpu(self, cpu: u32) {
-        if self.memory().load32(self.at(WRITER_CPU_AT)) != cpu + 1 {
-            self.memory().store32(self.at(WRITER_CPU_AT), cpu + 1);
+    pub fn note_cpu(self, cpu: Option<u32>) {
+        let word = cpu.map_or(0, |cpu| cpu + 1);
+        if self.memory().load32(self.at(WRITER_CPU_AT)) != word {
+            self.memory().store32(self.at(WRITER_CPU_AT), word);
         }
     }
 

@@ -813,6 +813,7 @@ fn spin_on(set: &Set, fd: c_int, events: &mut [epoll_event], timeout: i64) -> us
     if !spin::may_spin(slot.end().and_then(|end| end.incoming.writer_cpu())) {
         return 0;
     }
+    spin::step_aside();
     let mut told = 0;
     let beside = || {
         told = set.merge(fd, events, 0);

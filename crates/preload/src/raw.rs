@@ -117,6 +117,12 @@ pub(crate) fn is_at_mark(fd: c_int) -> bool {
     answer != 0
 }
 
+/// Whether the kernel has nothing more for who receives than the end or an error.
+pub(crate) fn is_over(fd: c_int) -> bool {
+    let mut question = [libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 }];
+    poll(&mut question).is_ok_and(|ready| ready > 0)
+}
+
 /// Ends a connection, in both directions.
 pub(crate) fn break_off(fd: c_int) {
     // SAFETY: takes numbers.

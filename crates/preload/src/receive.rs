@@ -193,7 +193,7 @@ impl Call<'_> {
                 Next::Tcp(bound) => {
                     if plan.done > 0 && raw::unread(self.fd) == 0 {
                         // Announced and not here yet; or never to come, and the error is the next call's to tell.
-                        if !self.wants_all() {
+                        if !self.wants_all() || raw::is_over(self.fd) {
                             return self.done(plan, begun);
                         }
                         if incoming.sleep(seen) {
@@ -273,6 +273,7 @@ impl Call<'_> {
             return None;
         }
         self.unlock();
+        spin::step_aside();
         let look = || incoming.has_news() || incoming.is_closing() || !incoming.is_looking();
         let found = spin::spin(self.slot, -1, look, || false);
         if found == Found::Nothing && plan.slot().is_none() {
@@ -475,10 +476,10 @@ pub(crate) fn look_if_allowed(slot: &Slot, end: End) {
     if incoming.is_looking() || slot.has(flag::NOT_READING) || crate::counters::switched_off() {
         return;
     }
-    let cpu = current_cpu();
-    incoming.note_cpu(cpu);
+    let together = incoming.writer_cpu() == Some(current_cpu()) && !spin::plan_to_step_aside(slot);
+    incoming.note_cpu(spin::cpu_to_tell());
     if incoming.is_closing()
-        || incoming.writer_cpu() == Some(cpu)
+        || together
         || end.lane.state(end.side.other()) != EndState::Joined
         || slot.poll_sleepers.load(Ordering::SeqCst) != 0
     {

@@ -8,7 +8,7 @@ use crate::spin::{self, Found};
 use crate::table::{End, Slot, flag, slot_of};
 use highwire_lane::counters::{Counter, Reason};
 use highwire_lane::{Published, RECORD_MAX};
-use highwire_mem::{SharedMemory, current_cpu, ticks};
+use highwire_mem::{SharedMemory, ticks};
 use libc::{c_int, ssize_t};
 use std::sync::atomic::Ordering;
 
@@ -90,7 +90,7 @@ fn decide(
     if slot.has(flag::SHARED | flag::UNSURE) {
         settle(slot, fd);
     }
-    end.outgoing.note_cpu(current_cpu());
+    end.outgoing.note_cpu(spin::cpu_to_tell());
     let lane = total > 0 && !slot.has(flag::NOT_WRITING) && end.outgoing.is_looked_at();
     plan.limit = total - plan.done;
     if lane {
@@ -133,7 +133,7 @@ fn by_lane(
     let now = ticks();
     if now.wrapping_sub(slot.health_asked.load(Ordering::Relaxed)) > spin::microseconds(HEALTH) {
         slot.health_asked.store(now, Ordering::Relaxed);
-        if is_ending(fd) {
+        if raw::is_over(fd) {
             slot.set(flag::ENDING);
             end.outgoing.turn_away();
             return false;
@@ -215,12 +215,6 @@ pub(crate) fn sent(plan: &Plan, result: ssize_t, flags: c_int, error: c_int) {
 pub(crate) fn abandoned(slot: &Slot) {
     slot.set(flag::UNSURE);
     from_kernel(slot);
-}
-
-/// Whether the other end has closed or gone, as far as the kernel knows.
-fn is_ending(fd: c_int) -> bool {
-    let mut question = [libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 }];
-    raw::poll(&mut question).is_ok_and(|ready| ready > 0)
 }
 
 /// Takes the lock of who writes. False for a handler that interrupted this very thread while it had it.

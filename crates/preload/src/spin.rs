@@ -9,7 +9,7 @@
 use crate::table::Slot;
 use highwire_mem::{current_cpu, pause, ticks};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 static SPINNERS: AtomicU32 = AtomicU32::new(0);
 static SPINNERS_MAX: AtomicU32 = AtomicU32::new(1);
@@ -50,6 +50,7 @@ pub(crate) fn prepare() {
     }
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
     SPINNERS_MAX.store(cpus.saturating_sub(1).max(1), Ordering::Relaxed);
+    MAY_STEP.store(cpus > 1, Ordering::Relaxed);
 }
 
 /// Ticks of so many microseconds.
@@ -82,8 +83,73 @@ pub(crate) fn forget_thread() {
 
 /// Whether this thread should spin for an end that last ran on that CPU.
 pub(crate) fn may_spin(other: Option<u32>) -> bool {
-    other.is_none_or(|other| other != current_cpu())
+    other.is_none_or(|other| other != current_cpu() || is_apart())
 }
+
+/// Both ends run on one CPU, where neither can look while the other works: the kernel brings together who wakes each other,
+/// and leaves them there. After some such receives this thread plans to step aside, when it next waits: by then it has
+/// woken the other end, which is about to run here. For a while it then counts as being elsewhere, for itself and for the
+/// other end, which looks in turn. True if it is planned, or was done just now.
+pub(crate) fn plan_to_step_aside(slot: &Slot) -> bool {
+    if is_apart() {
+        return true;
+    }
+    let met = slot.met.fetch_add(1, Ordering::Relaxed);
+    // Not both ends at once.
+    if met < MEETINGS + crate::process::number() % MEETINGS {
+        return false;
+    }
+    slot.met.store(0, Ordering::Relaxed);
+    let (now, patience) = (ticks(), PATIENCE.load(Ordering::Relaxed));
+    let since = now.wrapping_sub(STEPPED.load(Ordering::Relaxed));
+    if crate::process::is_sandboxed() || !MAY_STEP.load(Ordering::Relaxed) || since < millisecond() * patience {
+        return false;
+    }
+    STEPPED.store(now, Ordering::Relaxed);
+    // Who is brought back again and again gives in more and more.
+    let soon = since < millisecond() * patience * 8;
+    PATIENCE.store(if soon { (patience * 2).min(PATIENCE_MOST) } else { PATIENCE_LEAST }, Ordering::Relaxed);
+    APART_UNTIL.store(now + millisecond() * APART, Ordering::Relaxed);
+    PLANNED.store(true, Ordering::Relaxed);
+    true
+}
+
+/// Steps aside, if that was planned: for a moment this thread may not run here.
+#[inline]
+pub(crate) fn step_aside() {
+    if PLANNED.load(Ordering::Relaxed) && PLANNED.swap(false, Ordering::Relaxed) {
+        let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+        let mut others = allowed;
+        others.unset(current_cpu() as usize);
+        if others.count() > 0 && rustix::thread::sched_setaffinity(None, &others).is_ok() {
+            let _ = rustix::thread::sched_setaffinity(None, &allowed);
+        }
+    }
+}
+
+fn is_apart() -> bool {
+    ticks() < APART_UNTIL.load(Ordering::Relaxed)
+}
+
+/// Where to say that this thread runs: nowhere in particular while it steps aside.
+#[inline]
+pub(crate) fn cpu_to_tell() -> Option<u32> {
+    if APART_UNTIL.load(Ordering::Relaxed) != 0 && is_apart() { None } else { Some(current_cpu()) }
+}
+
+static STEPPED: AtomicU64 = AtomicU64::new(0);
+static PATIENCE: AtomicU64 = AtomicU64::new(PATIENCE_LEAST);
+static APART_UNTIL: AtomicU64 = AtomicU64::new(0);
+static PLANNED: AtomicBool = AtomicBool::new(false);
+/// Whether there is another CPU to go to.
+static MAY_STEP: AtomicBool = AtomicBool::new(false);
+/// Milliseconds between two steps aside.
+const PATIENCE_LEAST: u64 = 2;
+const PATIENCE_MOST: u64 = 10_000;
+/// Milliseconds for which one that stepped aside counts as being elsewhere.
+const APART: u64 = 1;
+/// Receives on one CPU with the sender before somebody steps aside.
+const MEETINGS: u32 = 8;
 
 /// What a spinner found.
 #[derive(Clone, Copy, PartialEq, Eq)]

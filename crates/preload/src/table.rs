@@ -69,6 +69,8 @@ pub(crate) struct Slot {
     /// Spins that found nothing, one after the other.
     pub(crate) vain_spins: AtomicU32,
     pub(crate) shared_asked: AtomicU64,
+    /// Receives for which the sender was on the same CPU.
+    pub(crate) met: AtomicU32,
 }
 
 /// Bits of [`Slot::flags`].
@@ -149,6 +151,7 @@ impl Slot {
             low_water: AtomicU32::new(0),
             vain_spins: AtomicU32::new(0),
             shared_asked: AtomicU64::new(0),
+            met: AtomicU32::new(0),
         }
     }
 

@@ -104,6 +104,7 @@ pub(crate) fn poll(list: &mut [pollfd], timeout: i64, sleeping: &mut c_int) -> c
 }
 
 fn spin_on(list: &[pollfd], slot: &'static Slot, timeout: i64) -> bool {
+    spin::step_aside();
     let mut others = [pollfd { fd: -1, events: 0, revents: 0 }; 64];
     let known = others.len().min(list.len());
     others[..known].copy_from_slice(&list[..known]);
