@@ -521,7 +521,8 @@ static void change_epoll(int index)
             return;
         call.slot = world.set[outer].slot;
         call.other = world.set[inner].slot;
-        call.value &= EPOLLIN | (int64_t)(uint32_t)EPOLLET;
+        /* By level: with whatever comes to any of its members, the kernel tells an edge of the whole set once more. */
+        call.value = EPOLLIN;
     } else {
         if (!any_end(&number, &which) || world.connection[number].end[which].process != set->process)
             return;

@@ -131,7 +131,8 @@ static void inetd_server(int listener) {
     CHECK(argument_count > 4);
     const char *programs[][4] = {{"/bin/cat", NULL}, {arguments[0], "echo", "standard", "input"}, {arguments[4], NULL}};
     for (unsigned warm = 0; warm < 2; warm++) {
-        for (unsigned number = 0; number < 3; number++) {
+        /* Bytes that lie in a lane are lost to a static program, as the README says. */
+        for (unsigned number = 0; number < (warm ? 2 : 3); number++) {
             int fd = accept_one(listener);
             if (warm) {
                 /* It has been read before, by a process that knows nothing of what comes later. */
@@ -159,7 +160,7 @@ static void inetd_server(int listener) {
 
 static void inetd_client(int port) {
     for (unsigned warm = 0; warm < 2; warm++) {
-        for (unsigned number = 0; number < 3; number++) {
+        for (unsigned number = 0; number < (warm ? 2 : 3); number++) {
             int fd = connect_to(port);
             if (warm) {
                 struct wire wire = client_end(fd, 1);
