@@ -289,6 +289,13 @@ pub(crate) fn exists(id: u32) -> bool {
     unsafe { hw_raw(libc::SYS_tkill, c_long::from(id), 0, 0, 0, 0, 0) != -c_long::from(libc::ESRCH) }
 }
 
+/// Does nothing for so many nanoseconds.
+pub(crate) fn nap(nanoseconds: i64) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
+    // SAFETY: the kernel reads the time.
+    unsafe { hw_raw(libc::SYS_nanosleep, (&raw const time) as c_long, 0, 0, 0, 0, 0) };
+}
+
 /// Lets another thread run.
 pub(crate) fn give_way() {
     // SAFETY: takes nothing.

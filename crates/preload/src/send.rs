@@ -4,7 +4,7 @@ use crate::counters::add;
 use crate::process;
 use crate::raw::{self, Parts};
 use crate::receive::{Plan, Verdict, settle};
-use crate::spin::{self, Found};
+use crate::spin;
 use crate::table::{End, Slot, flag, slot_of};
 use highwire_lane::counters::{Counter, Reason};
 use highwire_lane::{Published, RECORD_MAX};
@@ -155,10 +155,7 @@ fn by_lane(
             Published::NotLooked => break,
             Published::Full if waits => {
                 outgoing.lock().unlock(spin::thread());
-                let unread = outgoing.unread();
-                let look = || outgoing.unread() < unread.max(1) || !outgoing.is_looked_at();
-                let room =
-                    spin::may_spin(outgoing.reader_cpu()) && spin::spin(slot, -1, look, || false) == Found::Something;
+                let room = wait_for_room(end);
                 if plan.slot().is_none() || !lock(slot, end) || !room {
                     add(slot, Counter::FullBytes, (total - plan.done) as u64);
                     break;
@@ -182,6 +179,37 @@ fn by_lane(
     }
     plan.done == total
 }
+
+/// Waits for a reader that is looking and slow: spinning as long as it would take to be woken, then in naps while it gets
+/// on. False if it does not.
+fn wait_for_room(end: End) -> bool {
+    let outgoing = end.outgoing;
+    if !spin::may_spin(outgoing.reader_cpu()) {
+        return false;
+    }
+    let unread = outgoing.unread();
+    let moved = || outgoing.unread() < unread || !outgoing.is_looked_at();
+    let start = ticks();
+    while ticks().wrapping_sub(start) < spin::microseconds(ROOM_SPIN) {
+        if moved() {
+            return true;
+        }
+        highwire_mem::pause();
+    }
+    for _ in 0..NAPS {
+        raw::nap(NAP);
+        if moved() {
+            return true;
+        }
+    }
+    false
+}
+
+/// Microseconds.
+const ROOM_SPIN: u64 = 20;
+/// Nanoseconds.
+const NAP: i64 = 50_000;
+const NAPS: u32 = 8;
 
 /// The call is back from the kernel.
 pub(crate) fn sent(plan: &Plan, result: ssize_t, flags: c_int, error: c_int) {
