@@ -73,14 +73,18 @@ impl Refusal {
 
 /// Asks the registry of root, or else of this user, for a lane for `socket`. Takes well under a millisecond.
 pub fn claim(socket: BorrowedFd<'_>) -> Result<Answer, Errno> {
-    let registry = connect(rustix::process::geteuid().as_raw())?;
+    claim_from(&connect(rustix::process::geteuid().as_raw())?, socket)
+}
+
+/// Asks a registry that is connected to.
+pub(crate) fn claim_from(registry: &OwnedFd, socket: BorrowedFd<'_>) -> Result<Answer, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let proof = [socket];
     ancillary.push(SendAncillaryMessage::ScmRights(&proof));
     let request = Request { process: rustix::process::getpid().as_raw_nonzero().get().cast_unsigned() }.encode();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(&registry, &[IoSlice::new(&request)], &mut ancillary, flags)?;
+    rustix::net::sendmsg(registry, &[IoSlice::new(&request)], &mut ancillary, flags)?;
     wait_for_answer(registry.as_fd())?;
     let mut reply = [0; MESSAGE_BYTES];
     let (bytes, memory) = receive(registry.as_fd(), &mut reply)?;
@@ -100,13 +104,18 @@ fn connect(user: u32) -> Result<OwnedFd, Errno> {
 }
 
 fn connect_to(user: u32) -> Result<OwnedFd, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::connect(&socket, &address(user)?)?;
+    let socket = connect_at(&address(user)?)?;
     // Whoever has the name could take descriptors that are passed to it.
     if rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw() != user {
         return Err(Errno::PERM);
     }
+    Ok(socket)
+}
+
+pub(crate) fn connect_at(name: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, name)?;
     Ok(socket)
 }
 
@@ -164,7 +173,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    fn encode(&self) -> [u8; MESSAGE_BYTES] {
+    pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
         encode(1, self.process, 0, 0)
     }
 
@@ -238,4 +247,62 @@ pub fn board_word(board: &PeerRegion, place: usize) -> u64 {
 /// Maps a region that was handed over.
 pub fn map(memory: BorrowedFd<'_>) -> Result<SharedMemory, RegionError> {
     SharedMemory::adopt(memory, REGION_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn some_descriptor() -> Option<OwnedFd> {
+        std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+    }
+
+    #[test]
+    fn names_of_registries_are_of_one_length() {
+        assert_eq!(address(0).unwrap().abstract_name(), Some(b"highwire-lanes-1-0000000000".as_slice()));
+        assert_eq!(address(u32::MAX).unwrap().abstract_name(), Some(b"highwire-lanes-1-4294967295".as_slice()));
+    }
+
+    #[test]
+    fn answers_come_as_they_were_given() {
+        let waiting = Reply::Waiting { place: 511, value: u64::MAX - 1 }.encode();
+        assert!(matches!(
+            decode_answer(&waiting, None),
+            Some(Answer::Waiting { board: None, place: 511, value }) if value == u64::MAX - 1
+        ));
+        let paired = Reply::Paired { region: 1 << 40, lane: 31, side: Side::Second }.encode();
+        let Some(Answer::Paired(pairing)) = decode_answer(&paired, some_descriptor()) else {
+            panic!("it is a pairing")
+        };
+        assert_eq!((pairing.region, pairing.lane, pairing.side), (1 << 40, 31, Side::Second));
+        assert!(decode_answer(&paired, None).is_none(), "a lane without its memory");
+        for why in [Refusal::NotConnected, Refusal::Exhausted, Refusal::OtherNamespace, Refusal::Malformed] {
+            let answer = decode_answer(&Reply::Refused(why).encode(), None);
+            assert!(matches!(answer, Some(Answer::Refused(found)) if found == why));
+        }
+    }
+
+    #[test]
+    fn words_of_the_request_are_where_the_document_says() {
+        let message = Request { process: 0x0403_0201 }.encode();
+        assert_eq!(message[..16], *b"HWCL\x01\0\0\0\x01\0\0\0\x01\x02\x03\x04");
+        assert_eq!(message[16..], [0; 16]);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_registry_says_is_an_answer_or_none(
+            words in prop::array::uniform5(any::<u32>()), kind in 0u32..6, cut in 0usize..40,
+        ) {
+            let [first, second, low, high, _] = words;
+            let message = [encode(kind, first, second, u64::from(low) | u64::from(high) << 32).as_slice(), &[0; 8]].concat();
+            let answer = decode_answer(&message[..cut], some_descriptor());
+            prop_assert!(cut == MESSAGE_BYTES || answer.is_none());
+            if let Some(Answer::Paired(pairing)) = answer {
+                prop_assert_eq!(pairing.lane, first as usize);
+                prop_assert!(second < 2);
+            }
+        }
+    }
 }

@@ -209,6 +209,7 @@ pub struct Holders<'m> {
 
 impl Holders<'_> {
     /// Adds a process; false if there is no room, and then the end is nobody's alone any more.
+    #[expect(clippy::should_implement_trait, reason = "holders are no numbers")]
     pub fn add(self, process: u32) -> bool {
         if (0..HOLDERS).any(|place| self.memory.load32(self.at + 4 * place) == process) {
             return true;
@@ -299,7 +300,7 @@ impl Direction<'_> {
     pub(crate) fn capacity(self) -> usize {
         let count = self.word() & COUNT;
         let place = self.memory.load64(self.control + PLACES_AT + 8 * (count & 1) as usize);
-        (((place >> 32) as usize) * UNIT).max(CAPACITY_LEAST).min(AREA_BYTES)
+        (((place >> 32) as usize) * UNIT).clamp(CAPACITY_LEAST, AREA_BYTES)
     }
 }
 

@@ -10,7 +10,9 @@ use highwire_mem::{OwnRegion, RegionError, SharedMemory, TcpCounts, network_name
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -122,10 +124,14 @@ impl Registry {
     /// Takes the name of this user's registry.
     pub fn listen(limits: Limits) -> Result<Registry, RegistryError> {
         let user = rustix::process::geteuid().as_raw();
+        Registry::listen_at(&address(user).map_err(RegistryError::Listen)?, limits)
+    }
+
+    fn listen_at(name: &SocketAddrUnix, limits: Limits) -> Result<Registry, RegistryError> {
         let begin = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            rustix::net::bind(&listener, &address(user)?)?;
+            rustix::net::bind(&listener, name)?;
             rustix::net::listen(&listener, 128)?;
             let mut random = [0; 8];
             rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -347,7 +353,7 @@ impl Registry {
     fn sweep(&mut self, now: Instant) {
         self.claims.retain(|_, claim| {
             let waiting = claim.place.is_none();
-            is_alive(claim.process) && !(waiting && now.duration_since(claim.asked) > CLAIM_LIFE) || !waiting
+            !waiting || is_alive(claim.process) && now.duration_since(claim.asked) <= CLAIM_LIFE
         });
         for region in &mut self.regions {
             for index in 0..LANES {
@@ -427,3 +433,6 @@ const CLAIMS_MAX: usize = 65_536;
 /// What the first regions may grow by; later ones get what is left.
 const GROWTH_OF_REGION: u64 = 16 << 20;
 const _: () = assert!(CAPACITY_LEAST * 2 * 1024 + (96 << 20) < 256 << 20);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,404 @@
+//! Claims, proven by real connections over loopback; and what is refused, limited and taken back.
+
+use super::*;
+use crate::claim::{Answer, Pairing, board_word, claim_from, connect_at, map, map_board};
+use crate::{Next, Published};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+
+/// A registry at a name of its own, so that it is nobody else's.
+struct Served {
+    name: SocketAddrUnix,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Registry>>,
+}
+
+impl Served {
+    fn new(limits: Limits) -> Served {
+        let name = own_name();
+        let mut registry = Registry::listen_at(&name, limits).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Acquire) {
+                registry.wait();
+                registry.accept(Instant::now());
+                registry.answer(Instant::now());
+            }
+            registry
+        });
+        Served { name, stop, thread: Some(thread) }
+    }
+
+    fn claim(&self, socket: impl AsFd) -> Answer {
+        claim_from(&connect_at(&self.name).unwrap(), socket.as_fd()).unwrap()
+    }
+
+    fn pair(&self, first: &TcpStream, second: &TcpStream) -> (Pairing, Pairing) {
+        let Answer::Waiting { .. } = self.claim(first) else { panic!("nobody has come yet") };
+        let second = paired(self.claim(second));
+        (paired(self.claim(first)), second)
+    }
+
+    /// Sends a message as it is; the answer, if there is one.
+    fn say(&self, message: &[u8], proof: Option<BorrowedFd<'_>>) -> Option<Vec<u8>> {
+        let registry = connect_at(&self.name).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let proof = proof.as_slice();
+        if !proof.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(proof));
+        }
+        rustix::net::sendmsg(&registry, &[IoSlice::new(message)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+        let mut readable = [PollFd::new(&registry, PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut readable, Some(&limit)), Ok(1), "neither an answer nor the end");
+        let mut reply = [0; 64];
+        let (bytes, _) = receive(registry.as_fd(), &mut reply).unwrap();
+        (bytes > 0).then(|| reply[..bytes].to_vec())
+    }
+
+    /// Ends it; what it has come to.
+    fn end(mut self) -> Registry {
+        self.stop_thread().unwrap()
+    }
+
+    fn stop_thread(&mut self) -> Option<Registry> {
+        self.stop.store(true, Ordering::Release);
+        let caller = connect_at(&self.name);
+        let registry = self.thread.take()?.join().ok();
+        drop(caller);
+        registry
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop_thread();
+    }
+}
+
+fn own_name() -> SocketAddrUnix {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let name = format!("highwire-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()
+}
+
+fn registry(limits: Limits) -> Registry {
+    Registry::listen_at(&own_name(), limits).unwrap()
+}
+
+fn connection(at: &str) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(at).unwrap_or_else(|error| panic!("{at}: {error}"));
+    let port = listener.local_addr().unwrap().port();
+    let client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+fn paired(answer: Answer) -> Pairing {
+    match answer {
+        Answer::Paired(pairing) => pairing,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refusal(answer: &Answer) -> Option<Refusal> {
+    if let Answer::Refused(why) = answer { Some(*why) } else { None }
+}
+
+fn end(port: u16) -> End {
+    let name = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    End { namespace: 1, local: name(port), remote: name(9) }
+}
+
+fn own_number() -> u32 {
+    std::process::id()
+}
+
+/// The number of a process that is no more.
+fn dead_number() -> u32 {
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let number = child.id();
+    child.wait().unwrap();
+    number
+}
+
+fn place_of(reply: &Reply) -> (usize, Side) {
+    let Reply::Paired { lane, side, .. } = reply else { panic!("it has no lane") };
+    (*lane, *side)
+}
+
+#[test]
+fn two_ends_of_a_connection_get_the_two_ends_of_a_lane() {
+    let served = Served::new(Limits::default());
+    let (client, server) = connection("127.0.0.1:0");
+    let Answer::Waiting { board: Some(board), place, value } = served.claim(&client) else { panic!("nobody has come") };
+    let board = map_board(board.as_fd()).unwrap();
+    assert_eq!(board_word(&board, place.into()), value);
+    let second = paired(served.claim(&server));
+    assert_ne!(board_word(&board, place.into()), value, "who waits is not told");
+    let first = paired(served.claim(&client));
+    assert_eq!((first.side, second.side), (Side::First, Side::Second));
+    assert_eq!((first.region, first.lane), (second.region, second.lane));
+
+    // What one end publishes the other one finds.
+    let memory = [&first, &second].map(|pairing| map(pairing.memory.as_fd()).unwrap());
+    let lane = |number: usize| LaneRegion::adopt(&memory[number]).unwrap().lane(first.lane).unwrap();
+    assert!(lane(1).incoming(Side::Second).look());
+    let fill = |memory: &SharedMemory, at: usize| {
+        memory.copy_in(at, b"word");
+        4
+    };
+    assert_eq!(lane(0).outgoing(Side::First).publish(4, fill), Published::Done(4));
+    let Next::Record(record) = lane(1).incoming(Side::Second).next() else { panic!("there is no record") };
+    assert_eq!(record.left(), 4);
+}
+
+#[test]
+fn an_end_that_asks_again_gets_the_lane_that_it_has() {
+    let served = Served::new(Limits::default());
+    let (client, server) = connection("127.0.0.1:0");
+    let (first, _) = served.pair(&client, &server);
+    let again = paired(served.claim(&client));
+    // A copy of the descriptor is the same socket.
+    let copied = paired(served.claim(client.try_clone().unwrap()));
+    for answer in [again, copied] {
+        assert_eq!((answer.region, answer.lane, answer.side), (first.region, first.lane, first.side));
+    }
+    assert_eq!(served.end().lanes_used, 1);
+}
+
+#[test]
+fn connections_of_the_same_processes_share_a_region_and_no_lane() {
+    let served = Served::new(Limits::default());
+    let connections: Vec<_> = (0..LANES + 1).map(|_| connection("127.0.0.1:0")).collect();
+    let places: Vec<_> = connections
+        .iter()
+        .map(|(client, server)| {
+            let (first, _) = served.pair(client, server);
+            (first.region, first.lane)
+        })
+        .collect();
+    let regions: Vec<u64> = places.iter().map(|(region, _)| *region).collect();
+    assert!(regions[..LANES].iter().all(|region| *region == regions[0]));
+    assert_ne!(regions[LANES], regions[0], "a region has {LANES} lanes");
+    let different: std::collections::HashSet<_> = places.iter().collect();
+    assert_eq!(different.len(), places.len());
+}
+
+#[test]
+fn an_ipv4_connection_at_an_ipv6_socket_has_one_name() {
+    let served = Served::new(Limits::default());
+    let (client, server) = connection("[::]:0");
+    assert!(server.local_addr().unwrap().is_ipv6() && client.local_addr().unwrap().is_ipv4());
+    served.pair(&client, &server);
+}
+
+#[test]
+fn what_is_not_a_connection_open_both_ways_is_refused() {
+    let served = Served::new(Limits::default());
+    let refused = |what: &str, socket: BorrowedFd<'_>| {
+        assert_eq!(refusal(&served.claim(socket)), Some(Refusal::NotConnected), "{what}");
+    };
+    let unconnected = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    refused("a socket that is not connected", unconnected.as_fd());
+    refused("one that listens", TcpListener::bind("127.0.0.1:0").unwrap().as_fd());
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.connect(udp.local_addr().unwrap()).unwrap();
+    refused("one of UDP", udp.as_fd());
+    refused("one of Unix", UnixStream::pair().unwrap().0.as_fd());
+    refused("a file", std::fs::File::open("/dev/null").unwrap().as_fd());
+    let (client, server) = connection("127.0.0.1:0");
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    refused("one that was shut down", client.as_fd());
+    // The end has come when it can be read.
+    let mut byte = [0];
+    assert_eq!(std::io::Read::read(&mut &server, &mut byte).unwrap(), 0);
+    refused("one whose other end was shut down", server.as_fd());
+    let registry = served.end();
+    assert!(registry.claims.is_empty() && registry.lanes_used == 0);
+}
+
+#[test]
+fn a_connection_to_itself_is_refused() {
+    let served = Served::new(Limits::default());
+    let own = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&own, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let name = SocketAddr::try_from(rustix::net::getsockname(&own).unwrap()).unwrap();
+    rustix::net::connect(&own, &name).unwrap();
+    assert_eq!(refusal(&served.claim(&own)), Some(Refusal::NotConnected));
+}
+
+#[test]
+fn requests_that_cannot_be_read_are_refused_and_others_answered() {
+    let served = Served::new(Limits::default());
+    let (client, server) = connection("127.0.0.1:0");
+    let proof = Some(client.as_fd());
+    let right = Request { process: own_number() }.encode();
+    let changed = |at: usize| {
+        let mut message = right;
+        message[at] ^= 0x40;
+        message
+    };
+    let refused = |why: Refusal| Some(Reply::Refused(why).encode().to_vec());
+    assert_eq!(served.say(&changed(0), proof), refused(Refusal::Malformed), "another magic number");
+    assert_eq!(served.say(&changed(4), proof), refused(Refusal::Malformed), "another version");
+    assert_eq!(served.say(&changed(8), proof), refused(Refusal::Malformed), "another kind");
+    assert_eq!(served.say(&right[..31], proof), refused(Refusal::Malformed), "too short");
+    assert_eq!(served.say(&right, None), refused(Refusal::Malformed), "without a proof");
+    assert_eq!(served.say(&changed(14), proof), refused(Refusal::OtherNamespace), "of another process");
+    // One that does not fit is not even looked at.
+    assert_eq!(served.say(&[right.as_slice(), &[0]].concat(), proof), None, "too long");
+    served.pair(&client, &server);
+}
+
+#[test]
+fn lanes_beyond_the_limit_are_refused_until_one_is_given_back() {
+    let served = Served::new(Limits { lanes: 2, ..Limits::default() });
+    let connections: Vec<_> = (0..3).map(|_| connection("127.0.0.1:0")).collect();
+    let (first, _) = served.pair(&connections[0].0, &connections[0].1);
+    served.pair(&connections[1].0, &connections[1].1);
+    let Answer::Waiting { .. } = served.claim(&connections[2].0) else { panic!("nobody has come") };
+    assert_eq!(refusal(&served.claim(&connections[2].1)), Some(Refusal::Exhausted));
+
+    let memory = map(first.memory.as_fd()).unwrap();
+    let lane = LaneRegion::adopt(&memory).unwrap().lane(first.lane).unwrap();
+    // Used, and left by both ends.
+    assert!(lane.incoming(Side::Second).look());
+    lane.outgoing(Side::First).publish(1, |_, _| 1);
+    for side in [Side::First, Side::Second] {
+        lane.set_state(side, EndState::Gone);
+    }
+    // Both have come by now.
+    let again = paired(served.claim(&connections[2].0));
+    assert_eq!((again.region, again.lane), (first.region, first.lane));
+    assert_eq!(lane.incoming(Side::Second).published(), 0, "it is not as new");
+    assert_eq!(lane.state(Side::First), EndState::Empty);
+}
+
+#[test]
+fn a_lane_stays_while_one_end_is_held() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    let dead = dead_number();
+    registry.claim(end(1), 1, dead, now);
+    // The other end finds nobody: the one that came first is dead.
+    assert!(matches!(registry.claim(end(1).mirrored(), 2, own_number(), now), Reply::Waiting { .. }));
+    registry.claim(end(2), 3, own_number(), now);
+    let (lane, side) = place_of(&registry.claim(end(2).mirrored(), 4, own_number(), now));
+    assert_eq!(side, Side::Second);
+    let held = |registry: &Registry| registry.regions[0].lane(lane).unwrap().holders(Side::First).add(own_number());
+    assert!(held(&registry));
+    for claim in registry.claims.values_mut() {
+        claim.process = dead;
+    }
+    registry.sweep(now);
+    let state = |registry: &Registry, side| registry.regions[0].lane(lane).unwrap().state(side);
+    assert_eq!(state(&registry, Side::First), EndState::Empty, "a process still holds it");
+    assert_eq!(state(&registry, Side::Second), EndState::Gone);
+    assert_eq!(registry.lanes_used, 1);
+    registry.regions[0].lane(lane).unwrap().holders(Side::First).remove(own_number());
+    registry.sweep(now);
+    assert_eq!(registry.lanes_used, 0);
+    assert!(!registry.claims.contains_key(&end(2)) && !registry.claims.contains_key(&end(2).mirrored()));
+}
+
+#[test]
+fn claims_that_nobody_answers_are_forgotten() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    registry.claim(end(1), 1, own_number(), now);
+    registry.sweep(now + CLAIM_LIFE);
+    assert_eq!(registry.claims.len(), 1);
+    registry.sweep(now + CLAIM_LIFE + Duration::from_millis(1));
+    assert!(registry.claims.is_empty());
+    registry.claim(end(1), 1, dead_number(), now);
+    registry.sweep(now);
+    assert!(registry.claims.is_empty(), "a dead process waits for nobody");
+}
+
+#[test]
+fn another_socket_of_the_same_names_does_not_inherit_a_lane() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    registry.claim(end(1), 1, own_number(), now);
+    let (old, _) = place_of(&registry.claim(end(1).mirrored(), 2, own_number(), now));
+    // The kernel gave the port to the next one.
+    let (new, side) = place_of(&registry.claim(end(1).mirrored(), 3, own_number(), now));
+    assert_ne!(old, new);
+    assert_eq!(side, Side::Second);
+    let left = registry.regions[0].lane(old).unwrap();
+    assert_eq!([Side::First, Side::Second].map(|side| left.state(side)), [EndState::Gone; 2]);
+    assert_eq!(place_of(&registry.claim(end(1), 1, own_number(), now)), (new, Side::First));
+}
+
+#[test]
+fn a_region_is_seen_by_two_processes_and_no_third() {
+    let mut registry = registry(Limits { growth: GROWTH_OF_REGION + 4096, ..Limits::default() });
+    let [one, two, three] = [own_number(), 1, std::os::unix::process::parent_id()];
+    let mut take = |members: [u32; 2]| {
+        let (region, lane) = registry.free_lane(members).unwrap();
+        registry.regions[region].lanes[lane] = Some([end(1), end(2)]);
+        (region, lane)
+    };
+    assert_eq!(take([one, two]), (0, 0));
+    assert_eq!(take([two, one]), (0, 1));
+    assert_eq!(take([one, one]), (1, 0));
+    if three != two {
+        assert_eq!(take([one, three]), (2, 0));
+        assert_eq!(registry.regions[2].spare, 0, "nothing is left to grow by");
+    }
+    assert_eq!(registry.regions[0].spare, GROWTH_OF_REGION);
+    assert_eq!(registry.regions[1].spare, 4096);
+    // Its lanes are given back: others get it only when those who have it mapped are dead.
+    registry.regions[1].lanes = [None; LANES];
+    let count = registry.regions.len();
+    assert_eq!(registry.free_lane([two, two]), Some((count, 0)));
+    registry.regions[count].lanes = [Some([end(3), end(4)]); LANES];
+    registry.regions[1].members = [dead_number(), two];
+    assert_eq!(registry.free_lane([two, two]), Some((1, 0)));
+}
+
+#[test]
+fn callers_who_say_nothing_do_not_stay_and_are_limited() {
+    let name = own_name();
+    let mut registry = Registry::listen_at(&name, Limits::default()).unwrap();
+    let now = Instant::now();
+    let mut silent = Vec::new();
+    // The kernel's queue of those who wait is shorter than the limit.
+    while silent.len() < CALLERS_MAX + 8 {
+        silent.push(connect_at(&name).unwrap());
+        if silent.len().is_multiple_of(64) {
+            registry.accept(now);
+        }
+    }
+    registry.accept(now);
+    assert_eq!(registry.callers.len(), CALLERS_MAX);
+    registry.answer(now);
+    assert_eq!(registry.callers.len(), CALLERS_MAX, "they have a moment to speak");
+    registry.answer(now + PATIENCE);
+    assert!(registry.callers.is_empty());
+    registry.accept(now);
+    assert_eq!(registry.callers.len(), 8, "the next ones are heard");
+}
+
+#[test]
+fn there_is_one_registry_of_a_name() {
+    let name = own_name();
+    let first = Registry::listen_at(&name, Limits::default()).unwrap();
+    let second = Registry::listen_at(&name, Limits::default());
+    assert!(matches!(second, Err(RegistryError::Running)));
+    drop(first);
+    Registry::listen_at(&name, Limits::default()).unwrap();
+}
+
+#[test]
+fn a_registry_that_nobody_needs_ends() {
+    let idle = Duration::from_millis(1);
+    let began = Instant::now();
+    registry(Limits { idle, ..Limits::default() }).serve();
+    assert!(began.elapsed() < Duration::from_secs(20));
+}
