@@ -13,7 +13,7 @@ fn every_command_of_the_readme_works() {
     let commands = commands(&document("README.md"));
     assert!(commands.iter().any(|command| command == "cargo run --release -- demo"), "{commands:#?}");
     assert!(commands.iter().any(|command| command == "./test"), "{commands:#?}");
-    let with_another = ["--example hello", "--example stream", "cluster.key", "shm:inbox"];
+    let with_another = ["--example hello", "--example stream", "cluster.key", "shm:inbox", REDIS_PORT];
     let alone = |command: &&String| !with_another.iter().any(|word| command.contains(word));
     let folder = tempfile::tempdir().unwrap();
     let recorded = folder.path().join("run.pcap");
@@ -122,6 +122,47 @@ fn two_terminals_ping_each_other_with_a_key() {
 }
 
 #[test]
+fn two_terminals_run_programs_that_do_not_know() {
+    let commands = commands(&document("README.md"));
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let find = |words: &str| {
+        let command = commands.iter().find(|command| command.contains(words) && command.contains(REDIS_PORT));
+        let command = command.unwrap_or_else(|| panic!("no command with {words}"));
+        let program = words.trim_start_matches("run -- ");
+        let installed = Command::new(program).arg("--version").output().is_ok();
+        assert!(installed, "{program} is not installed (Debian: apt-get install redis-server redis-tools)");
+        let mut terminal = shell(&command.replace(REDIS_PORT, &port.to_string()));
+        terminal.stdout(Stdio::piped());
+        terminal
+    };
+    // Cargo becomes the command, and the command the program: what was started is what is to be ended.
+    let mut server = Ended(find("run -- redis-server").spawn().unwrap());
+    let deadline = Instant::now() + BUILD_PATIENCE;
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(server.0.try_wait().unwrap().is_none(), "it has ended before somebody came");
+        assert!(Instant::now() < deadline, "nobody listens after {BUILD_PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let told = find("run -- redis-benchmark").output().unwrap().assert().success();
+    let said = String::from_utf8_lossy(&told.get_output().stdout).into_owned();
+    assert!(said.contains("requests per second"), "{said:?}");
+    let explained = shell(&format!("cargo run --release -- explain {} --all", server.0.id())).output().unwrap();
+    let explained = String::from_utf8_lossy(&explained.assert().success().get_output().stdout).into_owned();
+    assert!(explained.contains("redis-server") && explained.contains(&format!(":{port}")), "{explained}");
+}
+
+/// A process that is ended with the test.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // Where it has ended by itself there is nothing to do.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
 fn the_programs_in_the_readme_are_those_that_run() {
     let blocks = blocks(&document("README.md"), "rust");
     for name in ["crates/cli/examples/hello.rs", "crates/cli/examples/stream.rs"] {
@@ -171,7 +212,7 @@ fn every_promise_names_tests_that_exist() {
 }
 
 #[test]
-fn unsafe_code_is_forbidden_everywhere_but_in_mem_and_the_system_calls_of_link() {
+fn unsafe_code_is_forbidden_everywhere_but_in_mem_preload_and_the_system_calls_of_link() {
     let link = root().join("crates/link/src");
     assert!(std::fs::read_to_string(link.join("lib.rs")).unwrap().contains("\n#![deny(unsafe_code)]\n"));
     let sources = ["", "udp"].map(|folder| std::fs::read_dir(link.join(folder)).unwrap());
@@ -183,7 +224,8 @@ fn unsafe_code_is_forbidden_everywhere_but_in_mem_and_the_system_calls_of_link()
         assert!(!unsafe_here || allowed, "{path:?} has unsafe code");
     }
     let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
-    for path in crates.filter(|path| !path.ends_with("mem") && !path.ends_with("link")) {
+    let allowed = |path: &PathBuf| ["mem", "link", "preload"].iter().any(|name| path.ends_with(name));
+    for path in crates.filter(|path| !allowed(path)) {
         let roots = ["src/lib.rs", "src/main.rs"].map(|name| path.join(name));
         let sources: Vec<String> = roots.iter().filter_map(|root| std::fs::read_to_string(root).ok()).collect();
         assert!(!sources.is_empty(), "{path:?} has neither lib.rs nor main.rs");
@@ -274,7 +316,10 @@ const DOCUMENTS: &[&str] = &[
     "docs/protocol/sockets.md",
     "docs/protocol/file-transfer.md",
     "docs/protocol/explain.md",
+    "docs/protocol/lane.md",
 ];
+/// Port of the server that the README starts.
+const REDIS_PORT: &str = "7379";
 /// For measurements that the README does not bound: enough to see that they work.
 const SECONDS: u32 = 8;
 /// The first command builds the release.
