@@ -355,13 +355,15 @@ impl Registry {
             let waiting = claim.place.is_none();
             !waiting || is_alive(claim.process) && now.duration_since(claim.asked) <= CLAIM_LIFE
         });
-        for region in &mut self.regions {
+        for (number, region) in self.regions.iter_mut().enumerate() {
             for index in 0..LANES {
                 let Some(ends) = region.lanes[index] else { continue };
                 let Some(lane) = region.lane(index) else { continue };
                 for (end, side) in ends.iter().zip([Side::First, Side::Second]) {
                     let claimant = self.claims.get(end).map_or(0, |claim| claim.process);
-                    let anybody = is_alive(claimant) || lane.holders(side).others(0).any(is_alive);
+                    // One that has not come, and whose other end is gone, will not come any more.
+                    let late = lane.state(side) == EndState::Empty && lane.state(side.other()) == EndState::Gone;
+                    let anybody = !late && is_alive(claimant) || lane.holders(side).others(0).any(is_alive);
                     if lane.state(side) != EndState::Gone && !anybody {
                         lane.set_state(side, EndState::Gone);
                     }
@@ -371,7 +373,9 @@ impl Registry {
                     region.lanes[index] = None;
                     self.lanes_used -= 1;
                     for end in ends {
-                        let here = |claim: &Claim| claim.place.is_some_and(|place| place.lane == index);
+                        let here = |claim: &Claim| {
+                            claim.place.is_some_and(|place| (place.region, place.lane) == (number, index))
+                        };
                         if self.claims.get(&end).is_some_and(here) {
                             self.claims.remove(&end);
                         }

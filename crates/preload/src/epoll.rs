@@ -104,6 +104,8 @@ static WATCHES: [Registration; REGISTRATIONS] = [const {
     }
 }; REGISTRATIONS];
 static NEXT: AtomicU32 = AtomicU32::new(0);
+/// Places that were ever used.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
@@ -375,7 +377,7 @@ pub(crate) fn control(set: c_int, operation: c_int, fd: c_int, event: Option<epo
             && registration.target.load(Ordering::SeqCst) == target
             && registration.descriptor.load(Ordering::SeqCst) == fd
     };
-    let end = (NEXT.load(Ordering::SeqCst) as usize).min(REGISTRATIONS);
+    let end = (HIGHEST.load(Ordering::SeqCst) as usize).min(REGISTRATIONS);
     let known = match slot {
         Some(slot) => registrations(slot).find(matches),
         None => WATCHES[..end].iter().find(matches),
@@ -411,6 +413,7 @@ fn register(slot: Option<&Slot>, set: usize, target: u32, fd: c_int) -> Option<&
         .map(|step| &WATCHES[(begin + step) % REGISTRATIONS])
         .find(|registration| registration.used.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok())?;
     NEXT.store(registration.number() % REGISTRATIONS as u32, Ordering::SeqCst);
+    HIGHEST.fetch_max(registration.number(), Ordering::SeqCst);
     registration.set.store(set as u32, Ordering::SeqCst);
     registration.target.store(target, Ordering::SeqCst);
     registration.descriptor.store(fd, Ordering::SeqCst);

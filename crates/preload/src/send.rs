@@ -180,8 +180,7 @@ fn by_lane(
     plan.done == total
 }
 
-/// Waits for a reader that is looking and slow: spinning as long as it would take to be woken, then in naps while it gets
-/// on. False if it does not.
+/// Waits for a reader that is looking and slow: spinning at first, then in naps while it gets on. False if it does not.
 fn wait_for_room(end: End) -> bool {
     let outgoing = end.outgoing;
     if !spin::may_spin(outgoing.reader_cpu()) {
@@ -206,7 +205,7 @@ fn wait_for_room(end: End) -> bool {
 }
 
 /// Microseconds.
-const ROOM_SPIN: u64 = 20;
+const ROOM_SPIN: u64 = 100;
 /// Nanoseconds.
 const NAP: i64 = 50_000;
 const NAPS: u32 = 8;

@@ -17,8 +17,9 @@ static MICROSECOND: AtomicU64 = AtomicU64::new(2500);
 static BEGAN_TICKS: AtomicU64 = AtomicU64::new(0);
 static BEGAN_NANOSECONDS: AtomicU64 = AtomicU64::new(0);
 
-/// So long at most, in microseconds.
+/// So long at most, in microseconds: what it takes to be woken, once for who spins and once for who would have to do it.
 const BUDGET: u64 = 25;
+const BUDGET_AFTER_SUCCESS: u64 = 50;
 /// After so many spins in vain only every so many-th is made.
 const VAIN: u32 = 4;
 const VAIN_STEP: u32 = 8;
@@ -171,7 +172,7 @@ pub(crate) fn spin(slot: &Slot, limit: i64, mut look: impl FnMut() -> bool, mut 
         return Found::Nothing;
     }
     crate::counters::add(slot, highwire_lane::counters::Counter::Spins, 1);
-    let mut budget = microseconds(BUDGET);
+    let mut budget = microseconds(if vain == 0 { BUDGET_AFTER_SUCCESS } else { BUDGET });
     if limit >= 0 {
         budget = budget.min(microseconds(limit as u64 / 1000 + 1));
     }

@@ -402,3 +402,29 @@ fn a_registry_that_nobody_needs_ends() {
     registry(Limits { idle, ..Limits::default() }).serve();
     assert!(began.elapsed() < Duration::from_secs(20));
 }
+
+#[test]
+fn a_lane_that_is_taken_back_leaves_claims_of_other_regions() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    registry.claim(end(1), 1, own_number(), now);
+    registry.claim(end(1).mirrored(), 2, own_number(), now);
+    registry.claim(end(1).mirrored(), 3, std::os::unix::process::parent_id(), now);
+    assert_eq!(registry.claims[&end(1)].place.map(|place| (place.region, place.lane)), Some((1, 0)));
+    registry.sweep(now);
+    assert!(registry.claims.contains_key(&end(1)));
+}
+
+#[test]
+fn a_lane_is_taken_back_from_an_end_that_never_came_when_the_other_one_is_gone() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    registry.claim(end(1), 1, own_number(), now);
+    registry.claim(end(1).mirrored(), 2, own_number(), now);
+    registry.sweep(now);
+    assert_eq!(registry.lanes_used, 1, "both may still come");
+    let place = registry.claims[&end(1)].place.unwrap();
+    registry.regions[place.region].lane(place.lane).unwrap().set_state(Side::Second, EndState::Gone);
+    registry.sweep(now);
+    assert_eq!(registry.lanes_used, 0);
+}
