@@ -35,7 +35,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
         // Only files that have a position.
         raw::seek(file, 0, libc::SEEK_CUR).ok().map(|at| at as i64)
     };
-    let lane = slot.end().is_some_and(|end| end.outgoing.is_looked_at());
+    let lane = total <= FILE_MAX && slot.end().is_some_and(|end| end.outgoing.is_looked_at());
     let (Some(begin), true) = (begin, lane && !process::is_sandboxed()) else {
         if slot.end().is_none() {
             crate::pair::count_call(slot, fd);
@@ -63,6 +63,9 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     }
     verdict
 }
+
+/// Larger pieces of a file are the kernel's to send: it does not copy them, and the lane would have to.
+const FILE_MAX: usize = 64 * 1024;
 
 fn decide(
     fd: c_int,

@@ -587,9 +587,6 @@ int EXPORTED(sendmmsg)(int fd, struct mmsghdr *messages, unsigned count, int fla
     return (int)count;
 }
 
-// A connection that is not known to live yet is fed in slices, so that a lane can come in between.
-#define SLICE (256 * 1024)
-
 ssize_t EXPORTED(sendfile)(int out, int in, off_t *offset, size_t count) {
     if (concerns(in))
         hw_plain(in, BY_OPTION);
@@ -608,8 +605,6 @@ ssize_t EXPORTED(sendfile)(int out, int in, off_t *offset, size_t count) {
         if (sent == count)
             break;
         size_t slice = count - sent < plan.limit ? count - sent : plan.limit;
-        if (slice > SLICE)
-            slice = SLICE;
         ssize_t result;
         AROUND(SENDING, &plan, result = real_sendfile(out, in, offset, slice));
         int error = errno;
