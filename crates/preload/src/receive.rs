@@ -495,7 +495,8 @@ pub(crate) fn look_if_allowed(slot: &Slot, end: End) {
 
 /// The same for who has no lock: only who has it begins to look, so that whoever reads with it knows what can come.
 pub(crate) fn try_to_look(slot: &Slot, end: End) {
-    if end.incoming.is_looking() || slot.has(flag::NOT_READING) {
+    let idle = end.incoming.is_looking() || slot.has(flag::NOT_READING);
+    if idle || spin::is_stuck_with(end.incoming.writer_cpu()) {
         return;
     }
     let (lock, thread) = (end.incoming.lock(), spin::thread());
@@ -505,12 +506,16 @@ pub(crate) fn try_to_look(slot: &Slot, end: End) {
     }
 }
 
+/// Milliseconds after which a lock is taken from whoever has it.
+const LOCK_MS: u64 = 2_000;
+
 /// Takes a lock. False for a handler that interrupted this very thread while it had it.
 pub(crate) fn lock(taken_by: &AtomicU64, lock: ThreadLock<'static>) -> bool {
     let thread = spin::thread();
     let here = 0u8;
     let frame = std::ptr::from_ref(&here).addr() as u64;
     let mut looks = 0u32;
+    let mut since = 0;
     loop {
         match lock.try_lock(thread) {
             Ok(()) => break,
@@ -524,7 +529,11 @@ pub(crate) fn lock(taken_by: &AtomicU64, lock: ThreadLock<'static>) -> bool {
             Err(owner) => {
                 looks += 1;
                 if looks > 200 {
-                    if !raw::exists(owner) && lock.take_over(owner, thread) {
+                    let now = ticks();
+                    since = if since == 0 { now } else { since };
+                    // The dead do not come back; and nobody copies for so long but a peer that writes what it likes.
+                    let hopeless = now.wrapping_sub(since) > spin::millisecond() * LOCK_MS;
+                    if (hopeless || !raw::exists(owner)) && lock.take_over(owner, thread) {
                         break;
                     }
                     raw::give_way();

@@ -92,6 +92,9 @@ pub(crate) fn may_spin(other: Option<u32>) -> bool {
 /// woken the other end, which is about to run here. For a while it then counts as being elsewhere, for itself and for the
 /// other end, which looks in turn. True if it is planned, or was done just now.
 pub(crate) fn plan_to_step_aside(slot: &Slot) -> bool {
+    if !MAY_STEP.load(Ordering::Relaxed) {
+        return false;
+    }
     if is_apart() {
         return true;
     }
@@ -103,7 +106,7 @@ pub(crate) fn plan_to_step_aside(slot: &Slot) -> bool {
     slot.met.store(0, Ordering::Relaxed);
     let (now, patience) = (ticks(), PATIENCE.load(Ordering::Relaxed));
     let since = now.wrapping_sub(STEPPED.load(Ordering::Relaxed));
-    if crate::process::is_sandboxed() || !MAY_STEP.load(Ordering::Relaxed) || since < millisecond() * patience {
+    if crate::process::is_sandboxed() || since < millisecond() * patience {
         return false;
     }
     STEPPED.store(now, Ordering::Relaxed);
@@ -113,6 +116,12 @@ pub(crate) fn plan_to_step_aside(slot: &Slot) -> bool {
     APART_UNTIL.store(now + millisecond() * APART, Ordering::Relaxed);
     PLANNED.store(true, Ordering::Relaxed);
     true
+}
+
+/// Whether the other end runs where this thread has to run, and nobody can step aside.
+#[inline]
+pub(crate) fn is_stuck_with(other: Option<u32>) -> bool {
+    !MAY_STEP.load(Ordering::Relaxed) && other == Some(current_cpu())
 }
 
 /// Steps aside, if that was planned: for a moment this thread may not run here.

@@ -43,10 +43,9 @@ pub(crate) struct Slot {
     lane: AtomicU64,
     /// Threads that wait in the kernel for bytes of it, by polling.
     pub(crate) poll_sleepers: AtomicU32,
-    /// Calls that are in the kernel now, or whose bytes are not counted yet.
+    /// Calls that are in the kernel now, or whose bytes are not counted yet, in the lower half; in the upper half a number
+    /// that changes with every such call.
     inside: AtomicU32,
-    /// Changes with every such call.
-    activity: AtomicU32,
     /// Calls and bytes, until there is a lane.
     pub(crate) calls: AtomicU32,
     pub(crate) bytes: AtomicU64,
@@ -72,6 +71,9 @@ pub(crate) struct Slot {
     /// Receives for which the sender was on the same CPU.
     pub(crate) met: AtomicU32,
 }
+
+/// One call, in [`Slot::inside`].
+const CALL: u32 = 1 << 16;
 
 /// Bits of [`Slot::flags`].
 pub(crate) mod flag {
@@ -137,7 +139,6 @@ impl Slot {
             lane: AtomicU64::new(0),
             poll_sleepers: AtomicU32::new(0),
             inside: AtomicU32::new(0),
-            activity: AtomicU32::new(0),
             calls: AtomicU32::new(0),
             bytes: AtomicU64::new(0),
             board: AtomicU64::new(0),
@@ -217,8 +218,7 @@ impl Slot {
     /// A call begins that the kernel counts.
     #[inline(always)]
     pub(crate) fn enter_kernel(&self) {
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        self.activity.fetch_add(1, Ordering::Relaxed);
+        self.inside.fetch_add(1 + CALL, Ordering::SeqCst);
     }
 
     /// Its bytes are counted.
@@ -229,7 +229,8 @@ impl Slot {
 
     /// Nothing of the sort is under way; a number to compare with later.
     pub(crate) fn quiet(&self) -> Option<u32> {
-        (self.inside.load(Ordering::SeqCst) == 0).then(|| self.activity.load(Ordering::SeqCst))
+        let inside = self.inside.load(Ordering::SeqCst);
+        inside.is_multiple_of(CALL).then_some(inside)
     }
 
     /// In a forked child: no call of this process is under way.
