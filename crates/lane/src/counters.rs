@@ -168,7 +168,8 @@ pub fn directory(user: u32, process: Option<u32>, into: &mut [u8; 64]) -> &CStr 
     CStr::from_bytes_until_nul(into).unwrap_or_default()
 }
 
-fn digits(mut number: u32, into: &mut [u8; 10]) -> &[u8] {
+/// A number in decimal, without memory of anybody's.
+pub fn digits(mut number: u32, into: &mut [u8; 10]) -> &[u8] {
     let mut begin = into.len();
     loop {
         begin -= 1;

@@ -2,7 +2,7 @@
 
 use crate::layout::{
     AREA_BYTES, CLOSING_AT, COUNT, Direction, HEAD_BYTES, LOOKING, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT,
-    RECORD_MAX, SENDING_AT, SLEEPER, TCP_HINT_AT, TCP_READ_AT, UNIT, WORD_AT, WRAP, WRITER_CPU_AT,
+    RECORD_MAX, SENDING_AT, SLEEPER, TCP_HINT_AT, TCP_READ_AT, UNIT, WRAP, WRITER_CPU_AT,
 };
 use crate::outgoing::Lie;
 use crate::progress::Progress;
@@ -163,36 +163,23 @@ impl<'m> Incoming<'m> {
 
     /// Begins to look, unless somebody sleeps.
     pub fn look(self) -> bool {
-        self.change(|word| (word & LOOKING == 0 && word & (LOOKING - SLEEPER) == 0).then_some(word | LOOKING))
+        self.direction.change(|word| (word & LOOKING == 0 && word & (LOOKING - SLEEPER) == 0).then_some(word | LOOKING))
     }
 
     /// Stops looking and counts as a sleeper until [`wake`](Incoming::wake), unless more was published than the `seen`
     /// records: then false, and there is something to read. Afterwards everything new comes by TCP.
     pub fn sleep(self, seen: u64) -> bool {
-        self.change(|word| (word & COUNT == seen).then_some((word & !LOOKING) + SLEEPER))
+        self.direction.change(|word| (word & COUNT == seen).then_some((word & !LOOKING) + SLEEPER))
     }
 
     /// Is no sleeper any more.
     pub fn wake(self) {
-        self.change(|word| (word & (LOOKING - SLEEPER) != 0).then(|| word - SLEEPER));
+        self.direction.change(|word| (word & (LOOKING - SLEEPER) != 0).then(|| word - SLEEPER));
     }
 
     /// Nobody sleeps, as whoever is alone with the connection knows: sleepers that were killed did not say so.
     pub fn forget_sleepers(self) {
-        self.change(|word| (word & (LOOKING - SLEEPER) != 0).then_some(word & (LOOKING | (SLEEPER - 1))));
-    }
-
-    /// Changes the word as `next` says; false if it says nothing.
-    #[inline]
-    fn change(self, next: impl Fn(u64) -> Option<u64>) -> bool {
-        let mut word = self.direction.word();
-        loop {
-            let Some(wanted) = next(word) else { return false };
-            match self.memory().exchange64(self.at(WORD_AT), word, wanted) {
-                Ok(()) => return true,
-                Err(now) => word = now,
-            }
-        }
+        self.direction.change(|word| (word & (LOOKING - SLEEPER) != 0).then_some(word & (LOOKING | (SLEEPER - 1))));
     }
 
     /// Whether the writer may publish now.
@@ -219,6 +206,11 @@ impl<'m> Incoming<'m> {
         self.has_records() || self.memory().load64(self.at(TCP_HINT_AT)) > self.memory().glance64(self.at(TCP_READ_AT))
     }
 
+    /// Bytes in records that wait.
+    pub fn bytes_waiting(self) -> usize {
+        self.waiting().map(|(_, record)| record.left()).sum()
+    }
+
     /// Stops looking, unless more was published than the `seen` records: then false, and there is something to read.
     /// Afterwards everything new comes by TCP.
     pub fn stop_looking(self, seen: u64) -> bool {
@@ -227,7 +219,7 @@ impl<'m> Incoming<'m> {
         if word & (LOOKING | COUNT) == seen {
             return true;
         }
-        self.change(|word| (word & COUNT == seen).then_some(word & !LOOKING))
+        self.direction.change(|word| (word & COUNT == seen).then_some(word & !LOOKING))
     }
 
     /// Stops looking whatever there is to read.
@@ -266,16 +258,13 @@ impl<'m> Incoming<'m> {
     /// Notes where the reader runs.
     #[inline]
     pub fn note_cpu(self, cpu: Option<u32>) {
-        let word = cpu.map_or(0, |cpu| cpu + 1);
-        if self.memory().load32(self.at(READER_CPU_AT)) != word {
-            self.memory().store32(self.at(READER_CPU_AT), word);
-        }
+        self.direction.note_cpu(READER_CPU_AT, cpu);
     }
 
     /// Where the writer last ran.
     #[inline]
     pub fn writer_cpu(self) -> Option<u32> {
-        self.memory().load32(self.at(WRITER_CPU_AT)).checked_sub(1)
+        self.direction.cpu(WRITER_CPU_AT)
     }
 
     /// The lock of who reads.

@@ -297,6 +297,34 @@ impl Direction<'_> {
         self.memory.load64(self.control + WORD_AT)
     }
 
+    /// Changes the word as `next` says; false if it says nothing.
+    #[inline]
+    pub(crate) fn change(self, next: impl Fn(u64) -> Option<u64>) -> bool {
+        let mut word = self.word();
+        loop {
+            let Some(wanted) = next(word) else { return false };
+            match self.memory.exchange64(self.control + WORD_AT, word, wanted) {
+                Ok(()) => return true,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Writes where somebody runs, where that is news; `None` for nowhere in particular.
+    #[inline]
+    pub(crate) fn note_cpu(self, field: usize, cpu: Option<u32>) {
+        let word = cpu.map_or(0, |cpu| cpu + 1);
+        if self.memory.load32(self.control + field) != word {
+            self.memory.store32(self.control + field, word);
+        }
+    }
+
+    /// Where somebody said to run.
+    #[inline]
+    pub(crate) fn cpu(self, field: usize) -> Option<u32> {
+        self.memory.load32(self.control + field).checked_sub(1)
+    }
+
     pub(crate) fn capacity(self) -> usize {
         let count = self.word() & COUNT;
         let place = self.memory.load64(self.control + PLACES_AT + 8 * (count & 1) as usize);

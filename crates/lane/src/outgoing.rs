@@ -159,12 +159,7 @@ impl<'m> Outgoing<'m> {
     pub fn begin_tcp(self) {
         self.memory().add32(self.at(SENDING_AT), 1);
         // Then the word, which whoever is just publishing compares.
-        let mut word = self.direction.word();
-        while let Err(now) =
-            self.memory().exchange64(self.at(WORD_AT), word, word & !SENDS | word.wrapping_add(SEND) & SENDS)
-        {
-            word = now;
-        }
+        self.direction.change(|word| Some(word & !SENDS | word.wrapping_add(SEND) & SENDS));
     }
 
     /// Nothing is under way, as whoever is alone with the connection knows.
@@ -190,13 +185,7 @@ impl<'m> Outgoing<'m> {
 
     /// Stops the reader's looking, from this side: what follows goes by TCP until it looks again.
     pub fn turn_away(self) {
-        let mut word = self.direction.word();
-        while word & LOOKING != 0 {
-            match self.memory().exchange64(self.at(WORD_AT), word, word & !LOOKING) {
-                Ok(()) => break,
-                Err(now) => word = now,
-            }
-        }
+        self.direction.change(|word| (word & LOOKING != 0).then_some(word & !LOOKING));
     }
 
     /// Tells the reader that the kernel has something to say: the end of the stream, or of the connection.
@@ -219,16 +208,13 @@ impl<'m> Outgoing<'m> {
     /// Notes where the writer runs.
     #[inline]
     pub fn note_cpu(self, cpu: Option<u32>) {
-        let word = cpu.map_or(0, |cpu| cpu + 1);
-        if self.memory().load32(self.at(WRITER_CPU_AT)) != word {
-            self.memory().store32(self.at(WRITER_CPU_AT), word);
-        }
+        self.direction.note_cpu(WRITER_CPU_AT, cpu);
     }
 
     /// Where the reader last ran.
     #[inline]
     pub fn reader_cpu(self) -> Option<u32> {
-        self.memory().load32(self.at(READER_CPU_AT)).checked_sub(1)
+        self.direction.cpu(READER_CPU_AT)
     }
 
     /// The lock of who writes.

@@ -259,22 +259,20 @@ unsafe extern "C" fn hw_splice_out(fd: c_int, plan: *mut Plan, to: c_int, count:
         slot.enter_kernel();
         return Verdict::Kernel;
     };
-    {
-        end.incoming.turn_away();
-        match end.incoming.next() {
-            Next::Record(record) => {
-                let mut bytes = [0; 4096];
-                let most = count.min(bytes.len()).min(record.left());
-                end.incoming.take(record, most, false, |memory, at, _| memory.copy_out(at, &mut bytes[..most]));
-                if let Ok(written) = raw::write(to, &bytes[..most]) {
-                    end.incoming.take(record, written, true, |_, _, _| {});
-                    plan.done = written;
-                    return Verdict::Done;
-                }
+    end.incoming.turn_away();
+    match end.incoming.next() {
+        Next::Record(record) => {
+            let mut bytes = [0; 4096];
+            let most = count.min(bytes.len()).min(record.left());
+            end.incoming.take(record, most, false, |memory, at, _| memory.copy_out(at, &mut bytes[..most]));
+            if let Ok(written) = raw::write(to, &bytes[..most]) {
+                end.incoming.take(record, written, true, |_, _, _| {});
+                plan.done = written;
+                return Verdict::Done;
             }
-            Next::Tcp(bound) => plan.limit = count.min(bound as usize),
-            Next::Nothing | Next::Lie => {}
         }
+        Next::Tcp(bound) => plan.limit = count.min(bound as usize),
+        Next::Nothing | Next::Lie => {}
     }
     receive::to_kernel_asleep(slot, end)
 }
@@ -353,14 +351,10 @@ extern "C" fn hw_shut_down(fd: c_int, how: c_int) {
     }
 }
 
-fn set_or_unset(slot: &Slot, which: u32, on: c_int) {
-    if on != 0 { slot.set(which) } else { slot.unset(which) }
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn hw_set_nonblocking(fd: c_int, on: c_int) {
     if let Some(slot) = slot_of(fd) {
-        set_or_unset(slot, flag::NONBLOCKING, on);
+        slot.put(flag::NONBLOCKING, on != 0);
     }
 }
 
@@ -368,7 +362,7 @@ extern "C" fn hw_set_nonblocking(fd: c_int, on: c_int) {
 extern "C" fn hw_low_water(fd: c_int, bytes: c_int) {
     if let Some(slot) = slot_of(fd) {
         slot.low_water.store(bytes.cast_unsigned(), Ordering::Relaxed);
-        set_or_unset(slot, flag::LOW_WATER, (bytes > 1).into());
+        slot.put(flag::LOW_WATER, bytes > 1);
         if bytes > 1 {
             slot.make_plain(Reason::Option);
         }
@@ -378,7 +372,7 @@ extern "C" fn hw_low_water(fd: c_int, bytes: c_int) {
 #[unsafe(no_mangle)]
 extern "C" fn hw_corked(fd: c_int, on: c_int) {
     if let Some(slot) = slot_of(fd) {
-        set_or_unset(slot, flag::CORKED, on);
+        slot.put(flag::CORKED, on != 0);
         if on == 0 {
             slot.unset(flag::HELD_BACK);
         }
@@ -390,7 +384,7 @@ extern "C" fn hw_corked(fd: c_int, on: c_int) {
 extern "C" fn hw_set_combining(fd: c_int, on: c_int) -> c_int {
     match slot_of(fd).filter(|slot| slot.end().is_some()) {
         Some(slot) => {
-            set_or_unset(slot, flag::COMBINING, on);
+            slot.put(flag::COMBINING, on != 0);
             1
         }
         None => 0,
@@ -413,7 +407,7 @@ extern "C" fn hw_is_before_mark(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn hw_unread(fd: c_int) -> size_t {
     let end = slot_of(fd).and_then(Slot::end);
-    end.map_or(0, |end| end.incoming.waiting().map(|(_, record)| record.left()).sum())
+    end.map_or(0, |end| end.incoming.bytes_waiting())
 }
 
 /// # Safety
@@ -456,7 +450,7 @@ unsafe extern "C" fn hw_epoll_put_off(
 /// # Safety
 /// As for `epoll_ctl`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hw_epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *const libc::epoll_event, _: c_int) {
+unsafe extern "C" fn hw_epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *const libc::epoll_event) {
     process::notice_fork();
     if !process::is_foreign() {
         // SAFETY: by the contract of the system call, which has succeeded with it.

@@ -233,7 +233,7 @@ fn join(slot: &Slot, fd: c_int, pairing: &Pairing) {
     }
     // It may have been changed by whoever had it before us.
     if let Ok(flags) = crate::raw::file_flags(fd) {
-        if flags & libc::O_NONBLOCK != 0 { slot.set(flag::NONBLOCKING) } else { slot.unset(flag::NONBLOCKING) }
+        slot.put(flag::NONBLOCKING, flags & libc::O_NONBLOCK != 0);
     }
     // Of a connection whose answers go by the lane nothing is acknowledged at once: what Nagle's algorithm holds back
     // until then would wait 40 ms.

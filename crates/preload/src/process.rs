@@ -3,7 +3,7 @@
 use crate::counters;
 use crate::raw;
 use crate::table::{self, Slot, flag};
-use highwire_lane::counters::{Counter, Reason};
+use highwire_lane::counters::{Counter, Reason, digits};
 use highwire_mem::{Process, TcpCounts};
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -233,16 +233,11 @@ fn is_running(process: u32) -> bool {
     if !raw::exists(process) {
         return false;
     }
-    let mut path = *b"/proc/0000000000/stat\0";
-    let mut rest = process;
-    for digit in path[6..16].iter_mut().rev() {
-        (*digit, rest) = (b'0' + (rest % 10) as u8, rest / 10);
+    let (mut name, mut used) = ([0u8; 32], 0);
+    for part in [b"/proc/".as_slice(), digits(process, &mut [0; 10]), b"/stat"] {
+        name[used..used + part.len()].copy_from_slice(part);
+        used += part.len();
     }
-    let first = path[6..16].iter().position(|digit| *digit != b'0').unwrap_or(9);
-    let mut name = [0u8; 32];
-    name[..6].copy_from_slice(b"/proc/");
-    let tail = &path[6 + first..];
-    name[6..6 + tail.len()].copy_from_slice(tail);
     let Ok(path) = std::ffi::CStr::from_bytes_until_nul(&name) else { return true };
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::open(path, flags, rustix::fs::Mode::empty()) else { return true };

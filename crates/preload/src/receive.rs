@@ -93,7 +93,7 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
     if slot.has(flag::SHARED | flag::UNSURE) {
         settle(slot, fd);
     }
-    let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
+    let waits = slot.waits(flags);
     let (from_lane, from_kernel) = (Cell::new(false), Cell::new(false));
     let call = Call { fd, slot, end, parts, flags, total, waits, from_lane, from_kernel };
     if plan.done == 0

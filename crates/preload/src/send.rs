@@ -29,14 +29,14 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     plan.limit = total;
     let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
     plan.of(slot);
-    let begin = if *offset >= 0 {
-        Some(*offset)
-    } else {
-        // Only files that have a position.
-        raw::seek(file, 0, libc::SEEK_CUR).ok().map(|at| at as i64)
-    };
     let lane = total <= FILE_MAX && slot.end().is_some_and(|end| end.outgoing.is_looked_at());
-    let (Some(begin), true) = (begin, lane && !process::is_sandboxed()) else {
+    let begin = match *offset {
+        _ if !lane || process::is_sandboxed() => None,
+        // Only files that have a position.
+        ..0 => raw::seek(file, 0, libc::SEEK_CUR).ok().map(|at| at as i64),
+        at => Some(at),
+    };
+    let Some(begin) = begin else {
         if slot.end().is_none() {
             crate::pair::count_call(slot, fd);
         }
@@ -95,13 +95,12 @@ fn decide(
     }
     end.outgoing.note_cpu(spin::cpu_to_tell());
     let lane = total > 0 && !slot.has(flag::NOT_WRITING) && end.outgoing.is_looked_at();
-    plan.limit = total - plan.done;
     if lane {
         if by_lane(fd, slot, end, plan, flags, total, copy) {
             return Verdict::Done;
         }
         // A reader that is only slow will be looking again: who waits anyway gives TCP a little, and tries again.
-        let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
+        let waits = slot.waits(flags);
         let slow = waits && end.outgoing.is_looked_at() && !slot.has(flag::NOT_WRITING);
         plan.limit = if slow { (total - plan.done).min(RECORD_MAX) } else { total - plan.done };
     }
@@ -147,7 +146,7 @@ fn by_lane(
         end.outgoing.turn_away();
         return false;
     }
-    let waits = !slot.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0;
+    let waits = slot.waits(flags);
     let outgoing = end.outgoing;
     let begun = plan.done;
     while plan.done < total {

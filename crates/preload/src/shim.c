@@ -72,10 +72,9 @@ static long result_of(long raw) {
 
 // ---- the real functions
 
-#define REAL(ret, name, params, args, number)                                                                          \
+#define REAL(ret, name, params, args)                                                                                  \
     static ret early_##name params { return (ret)result_of(raw6 args); }                                              \
     static ret(*real_##name) params = early_##name;
-#define A0(n) (n, 0, 0, 0, 0, 0, 0)
 #define A1(n, a) (n, (long)a, 0, 0, 0, 0, 0)
 #define A2(n, a, b) (n, (long)a, (long)b, 0, 0, 0, 0)
 #define A3(n, a, b, c) (n, (long)a, (long)b, (long)c, 0, 0, 0)
@@ -83,56 +82,56 @@ static long result_of(long raw) {
 #define A5(n, a, b, c, d, e) (n, (long)a, (long)b, (long)c, (long)d, (long)e, 0)
 #define A6(n, a, b, c, d, e, f) (n, (long)a, (long)b, (long)c, (long)d, (long)e, (long)f)
 
-REAL(int, socket, (int a, int b, int c), A3(SYS_socket, a, b, c), 0)
-REAL(int, accept, (int a, struct sockaddr *b, socklen_t *c), A3(SYS_accept, a, b, c), 0)
-REAL(int, accept4, (int a, struct sockaddr *b, socklen_t *c, int d), A4(SYS_accept4, a, b, c, d), 0)
-REAL(int, connect, (int a, const struct sockaddr *b, socklen_t c), A3(SYS_connect, a, b, c), 0)
-REAL(int, shutdown, (int a, int b), A2(SYS_shutdown, a, b), 0)
-REAL(int, close, (int a), A1(SYS_close, a), 0)
-REAL(int, close_range, (unsigned a, unsigned b, int c), A3(SYS_close_range, a, b, c), 0)
-REAL(int, dup, (int a), A1(SYS_dup, a), 0)
-REAL(int, dup2, (int a, int b), A3(SYS_dup3, a, b, 0), 0)
-REAL(int, dup3, (int a, int b, int c), A3(SYS_dup3, a, b, c), 0)
-REAL(int, fcntl, (int a, int b, void *c), A3(SYS_fcntl, a, b, c), 0)
-REAL(int, ioctl, (int a, unsigned long b, void *c), A3(SYS_ioctl, a, b, c), 0)
-REAL(ssize_t, read, (int a, void *b, size_t c), A3(SYS_read, a, b, c), 0)
-REAL(ssize_t, write, (int a, const void *b, size_t c), A3(SYS_write, a, b, c), 0)
-REAL(ssize_t, readv, (int a, const struct iovec *b, int c), A3(SYS_readv, a, b, c), 0)
-REAL(ssize_t, writev, (int a, const struct iovec *b, int c), A3(SYS_writev, a, b, c), 0)
-REAL(ssize_t, preadv2, (int a, const struct iovec *b, int c, off_t d, int e), A6(SYS_preadv2, a, b, c, d, 0, e), 0)
-REAL(ssize_t, pwritev2, (int a, const struct iovec *b, int c, off_t d, int e), A6(SYS_pwritev2, a, b, c, d, 0, e), 0)
-REAL(ssize_t, send, (int a, const void *b, size_t c, int d), A6(SYS_sendto, a, b, c, d, 0, 0), 0)
+REAL(int, socket, (int a, int b, int c), A3(SYS_socket, a, b, c))
+REAL(int, accept, (int a, struct sockaddr *b, socklen_t *c), A3(SYS_accept, a, b, c))
+REAL(int, accept4, (int a, struct sockaddr *b, socklen_t *c, int d), A4(SYS_accept4, a, b, c, d))
+REAL(int, connect, (int a, const struct sockaddr *b, socklen_t c), A3(SYS_connect, a, b, c))
+REAL(int, shutdown, (int a, int b), A2(SYS_shutdown, a, b))
+REAL(int, close, (int a), A1(SYS_close, a))
+REAL(int, close_range, (unsigned a, unsigned b, int c), A3(SYS_close_range, a, b, c))
+REAL(int, dup, (int a), A1(SYS_dup, a))
+REAL(int, dup2, (int a, int b), A3(SYS_dup3, a, b, 0))
+REAL(int, dup3, (int a, int b, int c), A3(SYS_dup3, a, b, c))
+REAL(int, fcntl, (int a, int b, void *c), A3(SYS_fcntl, a, b, c))
+REAL(int, ioctl, (int a, unsigned long b, void *c), A3(SYS_ioctl, a, b, c))
+REAL(ssize_t, read, (int a, void *b, size_t c), A3(SYS_read, a, b, c))
+REAL(ssize_t, write, (int a, const void *b, size_t c), A3(SYS_write, a, b, c))
+REAL(ssize_t, readv, (int a, const struct iovec *b, int c), A3(SYS_readv, a, b, c))
+REAL(ssize_t, writev, (int a, const struct iovec *b, int c), A3(SYS_writev, a, b, c))
+REAL(ssize_t, preadv2, (int a, const struct iovec *b, int c, off_t d, int e), A6(SYS_preadv2, a, b, c, d, 0, e))
+REAL(ssize_t, pwritev2, (int a, const struct iovec *b, int c, off_t d, int e), A6(SYS_pwritev2, a, b, c, d, 0, e))
+REAL(ssize_t, send, (int a, const void *b, size_t c, int d), A6(SYS_sendto, a, b, c, d, 0, 0))
 REAL(ssize_t, sendto, (int a, const void *b, size_t c, int d, const struct sockaddr *e, socklen_t f),
-     A6(SYS_sendto, a, b, c, d, e, f), 0)
-REAL(ssize_t, sendmsg, (int a, const struct msghdr *b, int c), A3(SYS_sendmsg, a, b, c), 0)
-REAL(int, sendmmsg, (int a, struct mmsghdr *b, unsigned c, int d), A4(SYS_sendmmsg, a, b, c, d), 0)
-REAL(ssize_t, recv, (int a, void *b, size_t c, int d), A6(SYS_recvfrom, a, b, c, d, 0, 0), 0)
+     A6(SYS_sendto, a, b, c, d, e, f))
+REAL(ssize_t, sendmsg, (int a, const struct msghdr *b, int c), A3(SYS_sendmsg, a, b, c))
+REAL(int, sendmmsg, (int a, struct mmsghdr *b, unsigned c, int d), A4(SYS_sendmmsg, a, b, c, d))
+REAL(ssize_t, recv, (int a, void *b, size_t c, int d), A6(SYS_recvfrom, a, b, c, d, 0, 0))
 REAL(ssize_t, recvfrom, (int a, void *b, size_t c, int d, struct sockaddr *e, socklen_t *f),
-     A6(SYS_recvfrom, a, b, c, d, e, f), 0)
-REAL(ssize_t, recvmsg, (int a, struct msghdr *b, int c), A3(SYS_recvmsg, a, b, c), 0)
+     A6(SYS_recvfrom, a, b, c, d, e, f))
+REAL(ssize_t, recvmsg, (int a, struct msghdr *b, int c), A3(SYS_recvmsg, a, b, c))
 REAL(int, recvmmsg, (int a, struct mmsghdr *b, unsigned c, int d, struct timespec *e),
-     A5(SYS_recvmmsg, a, b, c, d, e), 0)
-REAL(ssize_t, sendfile, (int a, int b, off_t *c, size_t d), A4(SYS_sendfile, a, b, c, d), 0)
-REAL(ssize_t, splice, (int a, off_t *b, int c, off_t *d, size_t e, unsigned f), A6(SYS_splice, a, b, c, d, e, f), 0)
+     A5(SYS_recvmmsg, a, b, c, d, e))
+REAL(ssize_t, sendfile, (int a, int b, off_t *c, size_t d), A4(SYS_sendfile, a, b, c, d))
+REAL(ssize_t, splice, (int a, off_t *b, int c, off_t *d, size_t e, unsigned f), A6(SYS_splice, a, b, c, d, e, f))
 REAL(int, ppoll, (struct pollfd *a, nfds_t b, const struct timespec *c, const sigset_t *d),
-     A5(SYS_ppoll, a, b, c, d, 8), 0)
-REAL(int, epoll_ctl, (int a, int b, int c, struct epoll_event *d), A4(SYS_epoll_ctl, a, b, c, d), 0)
+     A5(SYS_ppoll, a, b, c, d, 8))
+REAL(int, epoll_ctl, (int a, int b, int c, struct epoll_event *d), A4(SYS_epoll_ctl, a, b, c, d))
 REAL(int, epoll_pwait, (int a, struct epoll_event *b, int c, int d, const sigset_t *e),
-     A6(SYS_epoll_pwait, a, b, c, d, e, 8), 0)
-REAL(int, epoll_create1, (int a), A1(SYS_epoll_create1, a), 0)
-REAL(int, setsockopt, (int a, int b, int c, const void *d, socklen_t e), A5(SYS_setsockopt, a, b, c, d, e), 0)
-REAL(int, getsockopt, (int a, int b, int c, void *d, socklen_t *e), A5(SYS_getsockopt, a, b, c, d, e), 0)
+     A6(SYS_epoll_pwait, a, b, c, d, e, 8))
+REAL(int, epoll_create1, (int a), A1(SYS_epoll_create1, a))
+REAL(int, setsockopt, (int a, int b, int c, const void *d, socklen_t e), A5(SYS_setsockopt, a, b, c, d, e))
+REAL(int, getsockopt, (int a, int b, int c, void *d, socklen_t *e), A5(SYS_getsockopt, a, b, c, d, e))
 REAL(int, prctl, (int a, unsigned long b, unsigned long c, unsigned long d, unsigned long e),
-     A5(SYS_prctl, a, b, c, d, e), 0)
-REAL(int, setuid, (uid_t a), A1(SYS_setuid, a), 0)
-REAL(int, setgid, (gid_t a), A1(SYS_setgid, a), 0)
-REAL(int, seteuid, (uid_t a), A3(SYS_setresuid, -1, a, -1), 0)
-REAL(int, setreuid, (uid_t a, uid_t b), A2(SYS_setreuid, a, b), 0)
-REAL(int, setresuid, (uid_t a, uid_t b, uid_t c), A3(SYS_setresuid, a, b, c), 0)
-REAL(int, chroot, (const char *a), A1(SYS_chroot, a), 0)
-REAL(int, unshare, (int a), A1(SYS_unshare, a), 0)
-REAL(int, setns, (int a, int b), A2(SYS_setns, a, b), 0)
-REAL(int, execve, (const char *a, char *const b[], char *const c[]), A3(SYS_execve, a, b, c), 0)
+     A5(SYS_prctl, a, b, c, d, e))
+REAL(int, setuid, (uid_t a), A1(SYS_setuid, a))
+REAL(int, setgid, (gid_t a), A1(SYS_setgid, a))
+REAL(int, seteuid, (uid_t a), A3(SYS_setresuid, -1, a, -1))
+REAL(int, setreuid, (uid_t a, uid_t b), A2(SYS_setreuid, a, b))
+REAL(int, setresuid, (uid_t a, uid_t b, uid_t c), A3(SYS_setresuid, a, b, c))
+REAL(int, chroot, (const char *a), A1(SYS_chroot, a))
+REAL(int, unshare, (int a), A1(SYS_unshare, a))
+REAL(int, setns, (int a, int b), A2(SYS_setns, a, b))
+REAL(int, execve, (const char *a, char *const b[], char *const c[]), A3(SYS_execve, a, b, c))
 
 static int early_poll(struct pollfd *fds, nfds_t count, int ms) {
     struct timespec limit = {ms / 1000, ms % 1000 * 1000000L};
@@ -219,7 +218,7 @@ int hw_splice_out(int fd, struct plan *, int to, size_t count);
 int hw_poll(struct pollfd *, nfds_t count, int64_t timeout_ns, int *sleeping);
 void hw_polled(void);
 int hw_epoll_put_off(int set, int operation, int fd, const struct epoll_event *);
-void hw_epoll_ctl(int set, int operation, int fd, const struct epoll_event *, int result);
+void hw_epoll_ctl(int set, int operation, int fd, const struct epoll_event *);
 int hw_epoll_wait(int set, struct epoll_event *, int most, int64_t timeout_ns, struct plan *);
 int hw_epoll_waited(struct plan *, struct epoll_event *, int count);
 int hw_is_before_mark(int fd);
@@ -787,7 +786,7 @@ int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *even
     int result = real_epoll_ctl(set, operation, fd, event);
     int error = errno;
     if (result == 0)
-        hw_epoll_ctl(set, operation, fd, event, result);
+        hw_epoll_ctl(set, operation, fd, event);
     errno = error;
     return result;
 }
@@ -1341,6 +1340,3 @@ __attribute__((constructor)) static void begin(void) {
     hw_real_vfork = (pid_t(*)(void))dlsym(RTLD_NEXT, "vfork");
     hw_begin();
 }
-
-// Rust has no table of what the dynamic linker runs.
-void *hw_keep_shim(void) { return (void *)begin; }

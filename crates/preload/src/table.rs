@@ -174,6 +174,17 @@ impl Slot {
         self.flags.fetch_and(!flags, Ordering::SeqCst);
     }
 
+    /// Sets or unsets.
+    pub(crate) fn put(&self, flags: u32, on: bool) {
+        if on { self.set(flags) } else { self.unset(flags) }
+    }
+
+    /// Whether a call with these flags waits.
+    #[inline]
+    pub(crate) fn waits(&self, flags: i32) -> bool {
+        !self.has(flag::NONBLOCKING) && flags & libc::MSG_DONTWAIT == 0
+    }
+
     /// Whether the lane makes it readable: with a record, where no more bytes are asked for.
     #[inline]
     pub(crate) fn is_readable(&self, end: End, fd: i32) -> bool {
@@ -183,8 +194,7 @@ impl Slot {
         if !self.has(flag::LOW_WATER) {
             return true;
         }
-        let lane: usize = end.incoming.waiting().map(|(_, record)| record.left()).sum();
-        lane + raw::unread(fd) >= self.low_water.load(Ordering::Relaxed) as usize
+        end.incoming.bytes_waiting() + raw::unread(fd) >= self.low_water.load(Ordering::Relaxed) as usize
     }
 
     /// Its lane, if it has one.
