@@ -111,6 +111,9 @@ const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
+/// What the kernel allows beside `EPOLLEXCLUSIVE`.
+const MAY_BE_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) as u32
+    | (libc::EPOLLWAKEUP | libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
 /// Says that an event is ours.
 const BELL: u64 = u64::from_le_bytes(*b"hw bell\xff");
 /// The kernel is asked at least after so many answers from lanes alone, or so many microseconds.
@@ -311,9 +314,12 @@ pub(crate) fn put_off(
     let plain =
         event.is_none_or(|event| !exclusive(event.events)) && !exclusive(registration.events.load(Ordering::SeqCst));
     if !plain || process::is_sandboxed() || set.flags.load(Ordering::SeqCst) & SPOILT != 0 {
-        // From here on it is the kernel's again.
+        // From here on it is the kernel's again; but of a one-shot registration that was told it knows nothing.
         registration.tell_kernel();
-        return None;
+        let there = registration.wanted.load(Ordering::SeqCst) != 0;
+        let unknown = there && registration.in_kernel.load(Ordering::SeqCst) == 0;
+        let valid = event.is_some_and(|event| event.events & !MAY_BE_EXCLUSIVE == 0);
+        return (unknown && valid && operation == libc::EPOLL_CTL_ADD).then_some(Err(libc::EEXIST));
     }
     // By several descriptors, or by several processes: the kernel is told at once.
     let later = slot.descriptors.load(Ordering::SeqCst) == 1 && !slot.has(flag::PLAIN | flag::SHARED);
