@@ -216,11 +216,22 @@ impl Registration {
         if events & ONE_SHOT == 0 || process::is_sandboxed() {
             return 0;
         }
-        let fd = self.descriptor.load(Ordering::Relaxed);
+        let Some(fd) = self.open_descriptor() else { return 0 };
         let mut question = [libc::pollfd { fd, events: events as i16, revents: 0 }];
         let _ = raw::poll(&mut question);
         // The same bits mean the same.
         question[0].revents.cast_unsigned().into()
+    }
+
+    /// A number under which what is watched is open. It stays in the set after the one that it was put in by was closed,
+    /// as long as there is another.
+    fn open_descriptor(&self) -> Option<c_int> {
+        let fd = self.descriptor.load(Ordering::Relaxed);
+        match self.slot() {
+            Some(slot) if slot_of(fd).is_some_and(|now| now.index() == slot.index()) => Some(fd),
+            Some(slot) => table::descriptors().find(|(_, other)| other.index() == slot.index()).map(|(fd, _)| fd),
+            None => set_of(fd).map(|_| fd),
+        }
     }
 
     fn tell(&self, found: u32) {

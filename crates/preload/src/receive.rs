@@ -145,7 +145,9 @@ impl Call<'_> {
         }
         let asked = self.slot.kernel_asked.load(Ordering::Relaxed);
         let fresh = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER);
-        if fresh && incoming.is_looking() && !incoming.is_closing() && !incoming.may_be_sent() {
+        // A writer that never used the lane may be one whose system calls nobody sees.
+        let announces = seen > 0 && !self.slot.has(flag::UNANNOUNCED);
+        if fresh && announces && incoming.is_looking() && !incoming.is_closing() && !incoming.may_be_sent() {
             add(self.slot, Counter::CallsAvoided, 1);
             return Some(plan.fail(libc::EAGAIN));
         }
