@@ -830,16 +830,16 @@ pub(crate) fn wait(fd: c_int, events: &mut [epoll_event], timeout: i64) -> Wait 
 
 fn spin_on(set: &Set, fd: c_int, events: &mut [epoll_event], timeout: i64) -> usize {
     let Some(slot) = set.looked_at(DEPTH) else { return 0 };
-    if !spin::may_spin(slot.end().and_then(|end| end.incoming.writer_cpu())) {
+    let other = slot.end().and_then(|end| end.incoming.writer_cpu());
+    if !spin::may_spin(other) {
         return 0;
     }
-    spin::step_aside();
     let mut told = 0;
     let beside = || {
         told = set.merge(fd, events, 0);
         told > 0
     };
-    let found = spin::spin(slot, timeout, || set.stirs(DEPTH), beside);
+    let found = spin::spin(slot, other, timeout, || set.stirs(DEPTH), beside);
     if told == 0 && found == Found::Something {
         told = set.collect(events);
         if told == 0 {

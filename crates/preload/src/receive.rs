@@ -7,7 +7,7 @@ use crate::spin::{self, Found};
 use crate::table::{End, Slot, flag, slot_at, slot_of};
 use highwire_lane::counters::{Counter, Reason};
 use highwire_lane::{EndState, Next, ThreadLock};
-use highwire_mem::{current_cpu, ticks};
+use highwire_mem::ticks;
 use libc::{c_int, size_t, ssize_t};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -275,9 +275,8 @@ impl Call<'_> {
             return None;
         }
         self.unlock();
-        spin::step_aside();
         let look = || incoming.has_news() || incoming.is_closing() || !incoming.is_looking();
-        let found = spin::spin(self.slot, -1, look, || false);
+        let found = spin::spin(self.slot, incoming.writer_cpu(), -1, look, || false);
         if found == Found::Nothing && plan.slot().is_none() {
             // Closed by another thread: the kernel has the last word, for the number as it is now.
             plan.slot = 0;
@@ -478,7 +477,7 @@ pub(crate) fn look_if_allowed(slot: &Slot, end: End) {
     if incoming.is_looking() || slot.has(flag::NOT_READING) || crate::counters::switched_off() {
         return;
     }
-    let together = incoming.writer_cpu() == Some(current_cpu()) && !spin::plan_to_step_aside(slot);
+    let together = !spin::may_spin(incoming.writer_cpu()) && !spin::plan_to_step_aside(slot);
     incoming.note_cpu(spin::cpu_to_tell());
     if incoming.is_closing()
         || together

@@ -195,7 +195,7 @@ fn wait_for_room(end: End) -> bool {
         if moved() {
             return true;
         }
-        highwire_mem::pause();
+        spin::pause_for(outgoing.reader_cpu());
     }
     for _ in 0..NAPS {
         raw::nap(NAP);

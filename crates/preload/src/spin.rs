@@ -1,7 +1,8 @@
 //! When to spin, and the thread's number.
 //!
 //! * At most as long as a wake-up takes: then sleeping would have been as good.
-//! * Never when the other end last ran on this very CPU: it cannot answer while we spin.
+//! * Never when the other end last ran on this very CPU: it cannot answer while we spin. Where there is another CPU, one of
+//!   the two steps aside; otherwise who waits gives way, again and again, until it has its answer.
 //! * Never more spinners than CPUs that this process may use, less one; one where it may use only one, which the other end does
 //!   not run on.
 //! * Seldom where it has found nothing for a while.
@@ -82,10 +83,70 @@ pub(crate) fn forget_thread() {
     SPINNERS.store(0, Ordering::Relaxed);
 }
 
-/// Whether this thread should spin for an end that last ran on that CPU.
+/// Whether this thread may look for what comes from an end that last ran on that CPU: it runs elsewhere, or it is worth to
+/// give way to it.
 pub(crate) fn may_spin(other: Option<u32>) -> bool {
-    other.is_none_or(|other| other != current_cpu() || is_apart())
+    !is_here(other) || Giving::is_worth_it()
 }
+
+/// Whether an end that last ran on that CPU can only run when this thread does not.
+fn is_here(other: Option<u32>) -> bool {
+    other.is_some_and(|other| other == current_cpu() && !is_apart())
+}
+
+/// How giving way has gone: nobody's turn but the other end's may come before this thread's next. Where a third one works on
+/// the CPU, it may take milliseconds, which who sleeps and is woken does not wait.
+struct Giving;
+
+impl Giving {
+    #[inline]
+    fn is_worth_it() -> bool {
+        NOT_GIVING.load(Ordering::Relaxed) == 0
+    }
+
+    /// Gives way once. False if it was not worth it.
+    fn once() -> bool {
+        let begun = ticks();
+        crate::raw::give_way();
+        let long = ticks().wrapping_sub(begun) > microseconds(GIVEN_MOST);
+        let (next, good) = (NOT_GIVING_NEXT.load(Ordering::Relaxed), GOOD.load(Ordering::Relaxed) + 1);
+        if long {
+            NOT_GIVING.store(next, Ordering::Relaxed);
+            NOT_GIVING_NEXT.store((next * 2).min(NOT_GIVING_MOST), Ordering::Relaxed);
+        } else if good >= next {
+            NOT_GIVING_NEXT.store((next / 2).max(NOT_GIVING_LEAST), Ordering::Relaxed);
+        }
+        GOOD.store(if long || good >= next { 0 } else { good }, Ordering::Relaxed);
+        !long
+    }
+
+    /// A receive goes by without it.
+    fn pass() {
+        let left = NOT_GIVING.load(Ordering::Relaxed);
+        NOT_GIVING.store(left.saturating_sub(1), Ordering::Relaxed);
+    }
+}
+
+/// Waits a little for an end that last ran on the CPU `other`.
+pub(crate) fn pause_for(other: Option<u32>) {
+    if is_here(other) {
+        Giving::once();
+    } else {
+        pause();
+    }
+}
+
+/// How often in a row it was worth it.
+static GOOD: AtomicU32 = AtomicU32::new(0);
+/// Receives for which nobody gives way, and how many it will be the next time.
+static NOT_GIVING: AtomicU32 = AtomicU32::new(0);
+static NOT_GIVING_NEXT: AtomicU32 = AtomicU32::new(NOT_GIVING_LEAST);
+const NOT_GIVING_LEAST: u32 = 64;
+const NOT_GIVING_MOST: u32 = 16384;
+/// So long giving way may take, in microseconds.
+const GIVEN_MOST: u64 = 200;
+/// So often at most, one after the other.
+const GIVEN_TIMES: u32 = 8;
 
 /// Both ends run on one CPU, where neither can look while the other works: the kernel brings together who wakes each other,
 /// and leaves them there. After some such receives this thread plans to step aside, when it next waits: by then it has
@@ -118,15 +179,20 @@ pub(crate) fn plan_to_step_aside(slot: &Slot) -> bool {
     true
 }
 
-/// Whether the other end runs where this thread has to run, and nobody can step aside.
+/// Whether the other end runs where this thread has to run, and neither stepping aside nor giving way is worth it. Asked once
+/// for each receive.
 #[inline]
 pub(crate) fn is_stuck_with(other: Option<u32>) -> bool {
+    if Giving::is_worth_it() {
+        return false;
+    }
+    Giving::pass();
     !MAY_STEP.load(Ordering::Relaxed) && other == Some(current_cpu())
 }
 
 /// Steps aside, if that was planned: for a moment this thread may not run here.
 #[inline]
-pub(crate) fn step_aside() {
+fn step_aside() {
     if PLANNED.load(Ordering::Relaxed) && PLANNED.swap(false, Ordering::Relaxed) {
         let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
         let mut others = allowed;
@@ -168,15 +234,23 @@ pub(crate) enum Found {
     Nothing,
 }
 
-/// Looks until something is found or the time is over, at most `limit` nanoseconds if it is not negative. `beside` is done now
-/// and then, and may find something too.
-pub(crate) fn spin(slot: &Slot, limit: i64, mut look: impl FnMut() -> bool, mut beside: impl FnMut() -> bool) -> Found {
+/// Looks for what comes from an end that last ran on the CPU `other`, until something is found or the time is over, at most
+/// `limit` nanoseconds if it is not negative. `beside` is done now and then, and may find something too.
+pub(crate) fn spin(
+    slot: &Slot,
+    other: Option<u32>,
+    limit: i64,
+    mut look: impl FnMut() -> bool,
+    mut beside: impl FnMut() -> bool,
+) -> Found {
     let vain = slot.vain_spins.load(Ordering::Relaxed);
     if vain >= VAIN && !vain.is_multiple_of(VAIN_STEP) {
         slot.vain_spins.store(vain + 1, Ordering::Relaxed);
         return Found::Nothing;
     }
-    if SPINNERS.fetch_add(1, Ordering::Relaxed) >= SPINNERS_MAX.load(Ordering::Relaxed) {
+    let gives = is_here(other) && !plan_to_step_aside(slot);
+    step_aside();
+    if !gives && SPINNERS.fetch_add(1, Ordering::Relaxed) >= SPINNERS_MAX.load(Ordering::Relaxed) {
         SPINNERS.fetch_sub(1, Ordering::Relaxed);
         return Found::Nothing;
     }
@@ -187,12 +261,23 @@ pub(crate) fn spin(slot: &Slot, limit: i64, mut look: impl FnMut() -> bool, mut 
     }
     let start = ticks();
     let mut asked = start;
+    let mut given = 0;
     let found = 'spin: loop {
-        for _ in 0..LOOKS_PER_CLOCK {
+        for _ in 0..if gives { 1 } else { LOOKS_PER_CLOCK } {
             if look() {
                 break 'spin Found::Something;
             }
             pause();
+        }
+        if gives {
+            let worth = Giving::once();
+            given += 1;
+            if look() {
+                break Found::Something;
+            }
+            if !worth || given == GIVEN_TIMES {
+                break Found::Nothing;
+            }
         }
         let now = ticks();
         if now.wrapping_sub(start) >= budget {
@@ -205,7 +290,9 @@ pub(crate) fn spin(slot: &Slot, limit: i64, mut look: impl FnMut() -> bool, mut 
             asked = ticks();
         }
     };
-    SPINNERS.fetch_sub(1, Ordering::Relaxed);
+    if !gives {
+        SPINNERS.fetch_sub(1, Ordering::Relaxed);
+    }
     if found == Found::Something {
         slot.vain_spins.store(0, Ordering::Relaxed);
         crate::counters::add(slot, highwire_lane::counters::Counter::SpinsGood, 1);

@@ -88,7 +88,7 @@ pub(crate) fn poll(list: &mut [pollfd], timeout: i64, sleeping: &mut c_int) -> c
         let looked_at = watched(list).find(|(_, end)| end.incoming.is_looking());
         if let Some((slot, end)) = looked_at
             && spin::may_spin(end.incoming.writer_cpu())
-            && spin_on(list, slot, timeout)
+            && spin_on(list, slot, end.incoming.writer_cpu(), timeout)
         {
             let ready = merge(list);
             if ready > 0 {
@@ -103,8 +103,7 @@ pub(crate) fn poll(list: &mut [pollfd], timeout: i64, sleeping: &mut c_int) -> c
     }
 }
 
-fn spin_on(list: &[pollfd], slot: &'static Slot, timeout: i64) -> bool {
-    spin::step_aside();
+fn spin_on(list: &[pollfd], slot: &'static Slot, other: Option<u32>, timeout: i64) -> bool {
     let mut others = [pollfd { fd: -1, events: 0, revents: 0 }; 64];
     let known = others.len().min(list.len());
     others[..known].copy_from_slice(&list[..known]);
@@ -115,7 +114,7 @@ fn spin_on(list: &[pollfd], slot: &'static Slot, timeout: i64) -> bool {
         })
     };
     let beside = || raw::poll(&mut others[..known]).unwrap_or(0) > 0;
-    spin::spin(slot, timeout, look, beside) == Found::Something
+    spin::spin(slot, other, timeout, look, beside) == Found::Something
 }
 
 /// Marks everything as slept on. False if there is something to tell first.
