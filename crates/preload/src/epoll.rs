@@ -135,8 +135,11 @@ pub(crate) fn with_nobody_asleep(slot: &Slot, look: impl FnOnce() -> bool) {
         }
         *place = Some(set);
     }
-    if free {
-        look();
+    // Somebody may sleep all the same: on a set that began to watch it meanwhile, or who gave up waiting for us.
+    if free && look() {
+        for set in registrations(slot).map(Registration::of) {
+            set.stop_looking_at(slot);
+        }
     }
     entered.iter().flatten().for_each(|set| {
         set.state.fetch_sub(LOOKER, Ordering::SeqCst);
@@ -254,7 +257,7 @@ impl Registration {
         if self.put_off.swap(1, Ordering::SeqCst) == 0 {
             set.put_off.fetch_add(1, Ordering::SeqCst);
         }
-        if set.state.load(Ordering::SeqCst) & SLEEPERS != 0 {
+        if set.has_sleepers() {
             set.tell_kernel();
         }
     }
@@ -355,9 +358,7 @@ pub(crate) fn put_off(
         if !later {
             registration.tell_kernel();
         }
-        if registration.ready() & IN != 0 {
-            set.ring();
-        }
+        set.stop_looking_at(slot);
     }
     Some(answer)
 }
@@ -419,8 +420,14 @@ pub(crate) fn control(set: c_int, operation: c_int, fd: c_int, event: Option<epo
     if slot.is_none_or(|slot| slot.end().is_some()) {
         join(&TABLE[index], registration);
     }
-    if registration.ready() & IN != 0 {
-        TABLE[index].ring();
+    match (slot, inner) {
+        (Some(slot), _) => TABLE[index].stop_looking_at(slot),
+        // Who sleeps does not sleep on what is in it.
+        (None, Some(inner)) if TABLE[index].has_sleepers() => {
+            spoil(inner);
+            TABLE[index].ring();
+        }
+        _ => {}
     }
 }
 
@@ -534,6 +541,9 @@ pub(crate) fn spoil(index: usize) {
 pub(crate) fn share_all() {
     for set in TABLE.iter().filter(|set| set.used.load(Ordering::SeqCst) != 0) {
         set.state.store(0, Ordering::SeqCst);
+        // The kernel was told before the fork; what came since is another thread's of the parent, and told by it.
+        set.members().for_each(|registration| registration.put_off.store(0, Ordering::SeqCst));
+        set.put_off.store(0, Ordering::SeqCst);
         set.spoil();
     }
 }
@@ -634,6 +644,7 @@ impl Set {
         self.asked.store(ticks(), Ordering::Relaxed);
         self.skipped.store(0, Ordering::Relaxed);
         let Ok(more) = raw::epoll(fd, &mut events[used..]) else { return used };
+        note_told(more);
         let more = self.review(&mut events[used..used + more]);
         let mut end = used;
         for index in used..used + more {
@@ -676,9 +687,27 @@ impl Set {
         end
     }
 
+    fn has_sleepers(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & SLEEPERS != 0
+    }
+
+    /// A connection that is looked at came to a set on which somebody sleeps: nobody looks, and what the lane has by then is
+    /// told.
+    fn stop_looking_at(&self, slot: &Slot) {
+        if !self.has_sleepers() {
+            return;
+        }
+        if let Some(end) = slot.end() {
+            end.incoming.turn_away();
+        }
+        if registrations(slot).any(|registration| registration.ready() & IN != 0) {
+            self.ring();
+        }
+    }
+
     /// Wakes those who sleep on it: there is something that the kernel does not know of.
     fn ring(&self) {
-        if self.state.load(Ordering::SeqCst) & SLEEPERS == 0 || process::is_sandboxed() {
+        if !self.has_sleepers() || process::is_sandboxed() {
             return;
         }
         if self.bell.load(Ordering::SeqCst) == 0
@@ -860,7 +889,22 @@ pub(crate) fn waited(number: u32, asleep: bool, events: &mut [epoll_event]) -> u
     if asleep {
         set.wake(DEPTH);
     }
+    note_told(events.len());
     set.review(events)
+}
+
+/// When the kernel last told something of a set.
+static TOLD: AtomicU64 = AtomicU64::new(0);
+
+fn note_told(events: usize) {
+    if events > 0 {
+        TOLD.store(ticks(), Ordering::Relaxed);
+    }
+}
+
+/// Whether the kernel told something since: what it said before does not hold any more.
+pub(crate) fn told_since(then: u64) -> bool {
+    TOLD.load(Ordering::Relaxed) >= then
 }
 
 /// For who asks the kernel about a set.

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 static SANDBOXED: AtomicBool = AtomicBool::new(false);
 static RING: AtomicBool = AtomicBool::new(false);
-/// Thread that called vfork and has not been heard of since.
-static VFORKED: AtomicU32 = AtomicU32::new(0);
+/// Whether a child of vfork may be running in this memory.
+static VFORKED: AtomicBool = AtomicBool::new(false);
 /// Stands for a child in the lists of holders until its number is known.
 const UNBORN: u32 = u32::MAX;
 
@@ -115,21 +115,12 @@ fn become_child() {
 
 /// Whether the calling process is a child of vfork, which has this memory but descriptors of its own.
 pub(crate) fn is_foreign() -> bool {
-    let thread = VFORKED.load(Ordering::Relaxed);
-    if thread == 0 {
-        return false;
-    }
-    if raw::process() != number() {
-        return true;
-    }
-    if raw::thread() == thread {
-        VFORKED.store(0, Ordering::Relaxed);
-    }
-    false
+    VFORKED.load(Ordering::Relaxed) && raw::process() != number()
 }
 
 pub(crate) fn before_vfork() {
-    VFORKED.store(raw::thread(), Ordering::Relaxed);
+    // For good: other threads may be in a vfork of their own.
+    VFORKED.store(true, Ordering::Relaxed);
     before_spawn();
 }
 
@@ -185,7 +176,7 @@ pub(crate) fn is_alone(slot: &Slot, fd: i32) -> bool {
     }
     alone && !is_sandboxed() && holders.add(number()) && {
         slot.unset(flag::SHARED | flag::INHERITED);
-        if slot.quiet().is_some() {
+        if slot.quiet().is_some() && slot.poll_sleepers.load(Ordering::SeqCst) == 0 {
             end.incoming.forget_sleepers();
             end.outgoing.forget_sends();
         }

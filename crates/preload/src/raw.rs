@@ -289,6 +289,12 @@ pub(crate) fn exists(id: u32) -> bool {
     unsafe { hw_raw(libc::SYS_tkill, c_long::from(id), 0, 0, 0, 0, 0) != -c_long::from(libc::ESRCH) }
 }
 
+/// Whether a process has a thread of this number.
+pub(crate) fn has_thread(process: u32, thread: u32) -> bool {
+    // SAFETY: signal 0 is none.
+    unsafe { hw_raw(libc::SYS_tgkill, process.into(), thread.into(), 0, 0, 0, 0) == 0 }
+}
+
 /// Does nothing for so many nanoseconds.
 pub(crate) fn nap(nanoseconds: i64) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };

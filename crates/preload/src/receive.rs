@@ -1,6 +1,7 @@
 //! Receiving: what the lane has, what TCP has, in the order of the stream.
 
 use crate::counters::{add, explain};
+use crate::epoll;
 use crate::process;
 use crate::raw::{self, EMPTY, LIST_MAX, Parts};
 use crate::spin::{self, Found};
@@ -121,7 +122,7 @@ pub(crate) fn settle(slot: &Slot, fd: c_int) {
 
 impl Call<'_> {
     fn lock(&self) -> bool {
-        lock(&self.slot.receive_frame, self.end.incoming.lock())
+        lock(self.slot, self.end, &self.slot.receive_frame, self.end.incoming.lock())
     }
 
     fn unlock(&self) {
@@ -144,7 +145,7 @@ impl Call<'_> {
             return (blind && !incoming.has_records() && incoming.sleep(seen)).then(|| self.asleep());
         }
         let asked = self.slot.kernel_asked.load(Ordering::Relaxed);
-        let fresh = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER);
+        let fresh = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER) && !epoll::told_since(asked);
         // A writer that never used the lane may be one whose system calls nobody sees.
         let announces = seen > 0 && !self.slot.has(flag::UNANNOUNCED);
         if fresh && announces && incoming.is_looking() && !incoming.is_closing() && !incoming.may_be_sent() {
@@ -491,7 +492,7 @@ pub(crate) fn look_if_allowed(slot: &Slot, end: End) {
         explain(slot, Reason::Shared);
         return;
     }
-    crate::epoll::with_nobody_asleep(slot, || incoming.look());
+    epoll::with_nobody_asleep(slot, || incoming.look());
 }
 
 /// The same for who has no lock: only who has it begins to look, so that whoever reads with it knows what can come.
@@ -507,11 +508,18 @@ pub(crate) fn try_to_look(slot: &Slot, end: End) {
     }
 }
 
+/// Whether a thread of this number is there who uses the connection.
+fn may_have_locked(end: End, thread: u32) -> bool {
+    let process = process::number();
+    raw::has_thread(process, thread)
+        || end.lane.holders(end.side).others(process).next().is_some() && raw::exists(thread)
+}
+
 /// Milliseconds after which a lock is taken from whoever has it.
 const LOCK_MS: u64 = 2_000;
 
 /// Takes a lock. False for a handler that interrupted this very thread while it had it.
-pub(crate) fn lock(taken_by: &AtomicU64, lock: ThreadLock<'static>) -> bool {
+pub(crate) fn lock(slot: &Slot, end: End, taken_by: &AtomicU64, lock: ThreadLock<'static>) -> bool {
     let thread = spin::thread();
     let here = 0u8;
     let frame = std::ptr::from_ref(&here).addr() as u64;
@@ -534,7 +542,10 @@ pub(crate) fn lock(taken_by: &AtomicU64, lock: ThreadLock<'static>) -> bool {
                     since = if since == 0 { now } else { since };
                     // The dead do not come back; and nobody copies for so long but a peer that writes what it likes.
                     let hopeless = now.wrapping_sub(since) > spin::millisecond() * LOCK_MS;
-                    if (hopeless || !raw::exists(owner)) && lock.take_over(owner, thread) {
+                    if hopeless {
+                        slot.make_plain(Reason::Lie);
+                    }
+                    if (hopeless || !may_have_locked(end, owner)) && lock.take_over(owner, thread) {
                         break;
                     }
                     raw::give_way();

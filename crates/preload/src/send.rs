@@ -248,5 +248,5 @@ pub(crate) fn abandoned(slot: &Slot) {
 
 /// Takes the lock of who writes. False for a handler that interrupted this very thread while it had it.
 fn lock(slot: &Slot, end: End) -> bool {
-    crate::receive::lock(&slot.send_frame, end.outgoing.lock())
+    crate::receive::lock(slot, end, &slot.send_frame, end.outgoing.lock())
 }

@@ -200,13 +200,14 @@ impl Slot {
     /// Its lane, if it has one.
     #[inline(always)]
     pub(crate) fn end(&self) -> Option<End> {
-        let word = self.lane.load(Ordering::Acquire);
+        let word = self.lane.load(Ordering::SeqCst);
         if word == 0 { None } else { end_of(word) }
     }
 
     pub(crate) fn set_lane(&self, region: usize, lane: usize, side: Side) {
         let side = u64::from(side == Side::Second);
-        self.lane.store(1 << 63 | (region as u64) << 16 | (lane as u64) << 1 | side, Ordering::Release);
+        // Before anybody asks who sleeps: who goes to sleep says so, and then asks whether there is a lane.
+        self.lane.store(1 << 63 | (region as u64) << 16 | (lane as u64) << 1 | side, Ordering::SeqCst);
     }
 
     pub(crate) fn drop_lane(&self) {
@@ -421,7 +422,6 @@ pub(crate) fn unknown(fd: i32) {
 pub(crate) fn close(fd: i32) {
     if slot_of(fd).is_some() {
         release(fd, true);
-        set_entry(fd, OTHER);
     } else {
         forget(fd);
     }
@@ -429,7 +429,8 @@ pub(crate) fn close(fd: i32) {
 
 fn release(fd: i32, orderly: bool) {
     let Some(slot) = slot_of(fd) else { return };
-    set_entry(fd, 0);
+    // Not zero: who uses the number meanwhile would find the socket, which is still open, and take it for a new one.
+    set_entry(fd, OTHER);
     if slot.descriptors.load(Ordering::SeqCst) > 1 {
         slot.descriptors.fetch_sub(1, Ordering::SeqCst);
         // It is known by another one from now on.

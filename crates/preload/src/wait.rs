@@ -18,11 +18,12 @@ const SLEEPS_MAX: usize = 1024;
 /// What a thread marked as slept on, so that it is unmarked also when the thread was torn out of its sleep.
 struct Sleeping {
     used: Cell<usize>,
-    /// Slot and generation; or a set, by [`SET`].
+    /// Slot and generation; or a set, by [`SET`]. With [`IN_LANE`], the lane counts a sleeper too.
     what: [Cell<(u32, u32)>; SLEEPS_MAX],
 }
 
 const SET: u32 = 1 << 31;
+const IN_LANE: u32 = 1 << 30;
 
 thread_local! {
     static SLEEPING: Sleeping =
@@ -80,7 +81,12 @@ pub(crate) fn poll(list: &mut [pollfd], timeout: i64, sleeping: &mut c_int) -> c
     list.iter().filter_map(|entry| set_of(entry.fd)).for_each(epoll::tell_kernel_of_set);
     loop {
         if asked(list).any(is_ready) {
-            return merge(list);
+            let ready = merge(list);
+            if ready > 0 {
+                return ready;
+            }
+            // Another thread has taken it.
+            continue;
         }
         if timeout == 0 {
             return 0;
@@ -138,17 +144,22 @@ fn fall_asleep(list: &[pollfd]) -> bool {
 fn sleep_on(slot: &'static Slot) -> bool {
     // Also where there is no lane yet: another thread may bring one.
     slot.poll_sleepers.fetch_add(1, Ordering::SeqCst);
-    let what = (slot.index() as u32 + 1, slot.generation.load(Ordering::SeqCst));
-    note(what, || slot.set(flag::WATCHED_OTHERWISE));
-    let Some(end) = slot.end() else { return true };
+    let (what, generation) = (slot.index() as u32 + 1, slot.generation.load(Ordering::SeqCst));
+    let otherwise = || slot.set(flag::WATCHED_OTHERWISE);
+    let Some(end) = slot.end() else {
+        note((what, generation), otherwise);
+        return true;
+    };
     let seen = end.incoming.published();
-    if end.incoming.has_records() && !slot.has(flag::LOW_WATER) {
-        return false;
-    }
-    if end.incoming.is_looking() {
+    let ready = end.incoming.has_records() && !slot.has(flag::LOW_WATER);
+    let looking = end.incoming.is_looking();
+    // Until it wakes nobody begins to look, at whatever moment it tries.
+    let asleep = !ready && end.incoming.sleep(seen);
+    note((if asleep { what | IN_LANE } else { what }, generation), otherwise);
+    if looking && asleep {
         add(slot, Counter::Sleeps, 1);
     }
-    end.incoming.stop_looking(seen)
+    asleep
 }
 
 /// Remembers what was marked, or has it marked for good.
@@ -172,7 +183,10 @@ pub(crate) fn wake_up() {
             let (what, generation) = place.get();
             if what & SET != 0 {
                 epoll::wake_from((what & !SET) as usize);
-            } else if let Some(slot) = slot_at(what, generation) {
+            } else if let Some(slot) = slot_at(what & !IN_LANE, generation) {
+                if let Some(end) = slot.end().filter(|_| what & IN_LANE != 0) {
+                    end.incoming.wake();
+                }
                 let less = |sleepers: u32| sleepers.checked_sub(1);
                 let _ = slot.poll_sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
             }
