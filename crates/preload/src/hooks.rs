@@ -62,7 +62,7 @@ mod exported {
 }
 
 unsafe extern "C" {
-    static hw_real_vfork: unsafe extern "C" fn() -> libc::pid_t;
+    static real_vfork: unsafe extern "C" fn() -> libc::pid_t;
 }
 
 /// Returns twice, the second time after its frame was used by the child: so it has none.
@@ -77,7 +77,7 @@ unsafe extern "C" fn vfork() -> libc::pid_t {
         "mov rax, qword ptr [rip + {real}]",
         "jmp rax",
         before = sym hw_before_vfork,
-        real = sym hw_real_vfork,
+        real = sym real_vfork,
     );
     #[cfg(target_arch = "aarch64")]
     core::arch::naked_asm!(
@@ -88,7 +88,7 @@ unsafe extern "C" fn vfork() -> libc::pid_t {
         "ldr x16, [x16, :lo12:{real}]",
         "br x16",
         before = sym hw_before_vfork,
-        real = sym hw_real_vfork,
+        real = sym real_vfork,
     );
 }
 

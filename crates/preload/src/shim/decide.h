@@ -1,0 +1,71 @@
+// What Rust decides, which never waits.
+#pragma once
+#include <poll.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#pragma GCC visibility push(hidden)
+
+struct plan {
+    size_t done;  // bytes that went by the lane or came from it in this call
+    size_t limit; // how many bytes the kernel may be asked for
+    uint32_t slot;
+    uint32_t generation;
+    int error;
+};
+enum verdict { DONE = 0, FAILED = 1, KERNEL = 2, WAIT = 3 };
+// Why a connection is to stay plain.
+enum why { BY_STDIO = 1, BY_SIGNAL = 2, BY_OPTION = 3, BY_OUT_OF_BAND = 4 };
+struct inside;
+
+// One word for each descriptor: zero for one that is not known.
+extern uint32_t hw_descriptors[];
+#define DESCRIPTORS 65536
+#define KIND(fd) ((unsigned)(fd) < DESCRIPTORS ? __atomic_load_n(&hw_descriptors[fd], __ATOMIC_RELAXED) : 0)
+#define IS_SOCKET(entry) ((entry) & 0x80000000u)
+#define IS_EPOLL(entry) ((entry) & 0x40000000u)
+
+void hw_begin(void);
+void hw_new_socket(int fd, int nonblocking);
+void hw_maybe_socket(int fd);
+void hw_closing(int fd);
+void hw_closed_range(unsigned first, unsigned last);
+void hw_duplicated(int from, int to);
+void hw_forget(int fd);
+int hw_receive(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
+void hw_received(struct plan *, ssize_t result, int flags);
+int hw_send(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
+void hw_sent(struct plan *, ssize_t result, int flags, int error);
+int hw_send_file(int fd, struct plan *, int file, int64_t *offset, size_t count);
+void hw_abandoned(const struct inside *);
+void hw_plain(int fd, int why);
+void hw_shut_down(int fd, int how);
+void hw_set_nonblocking(int fd, int on);
+void hw_corked(int fd, int on);
+void hw_low_water(int fd, int bytes);
+int hw_set_combining(int fd, int on);
+int hw_is_combining(int fd);
+size_t hw_unread(int fd);
+int hw_splice_out(int fd, struct plan *, int to, size_t count);
+int hw_poll(struct pollfd *, nfds_t count, int64_t timeout_ns, int *sleeping);
+void hw_polled(void);
+int hw_epoll_put_off(int set, int operation, int fd, const struct epoll_event *);
+void hw_epoll_ctl(int set, int operation, int fd, const struct epoll_event *);
+int hw_epoll_wait(int set, struct epoll_event *, int most, int64_t timeout_ns, struct plan *);
+int hw_epoll_waited(struct plan *, struct epoll_event *, int count);
+int hw_is_before_mark(int fd);
+void hw_before_fork(void);
+void hw_after_fork(int child);
+void hw_before_vfork(void);
+void hw_before_exec(void);
+void hw_before_spawn(void);
+void hw_after_spawn(int child);
+void hw_sandboxed(void);
+void hw_ring_made(void);
+void hw_receives_descriptors(const struct msghdr *);
+void hw_passes_descriptors(const struct msghdr *);
+
+#pragma GCC visibility pop

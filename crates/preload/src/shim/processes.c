@@ -1,0 +1,151 @@
+// Forks and new programs, who share connections; sandboxes, after which nothing is acquired.
+#include "decide.h"
+#include "real.h"
+
+pid_t EXPORTED(fork)(void) {
+    ENSURE(fork)
+    hw_before_fork();
+    pid_t child = real_fork();
+    int error = errno;
+    hw_after_fork(child);
+    errno = error;
+    return child;
+}
+
+pid_t EXPORTED(_Fork)(void) {
+    ENSURE(_Fork)
+    if (real__Fork == NULL)
+        return EXPORTED(fork)();
+    hw_before_fork();
+    pid_t child = real__Fork();
+    int error = errno;
+    hw_after_fork(child);
+    errno = error;
+    return child;
+}
+
+int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argument, ...) {
+    ENSURE(clone)
+    va_list rest;
+    va_start(rest, argument);
+    void *a = va_arg(rest, void *), *b = va_arg(rest, void *), *c = va_arg(rest, void *);
+    va_end(rest);
+    // Threads share everything; others are children, which learn it when they first call a hook.
+    if (!(flags & (CLONE_VM | CLONE_FILES)))
+        hw_before_fork();
+    int child = real_clone(function, stack, flags, argument, a, b, c);
+    if (!(flags & (CLONE_VM | CLONE_FILES))) {
+        int error = errno;
+        hw_after_fork(child);
+        errno = error;
+    }
+    return child;
+}
+
+#define BEFORE_EXEC(call)                                                                                              \
+    do {                                                                                                               \
+        hw_before_exec();                                                                                              \
+        return call;                                                                                                   \
+    } while (0)
+
+int EXPORTED(execve)(const char *path, char *const arguments[], char *const environment[]) {
+    BEFORE_EXEC(real_execve(path, arguments, environment));
+}
+int EXPORTED(execv)(const char *path, char *const arguments[]) {
+    ENSURE(execv) BEFORE_EXEC(real_execv(path, arguments));
+}
+int EXPORTED(execvp)(const char *file, char *const arguments[]) {
+    ENSURE(execvp) BEFORE_EXEC(real_execvp(file, arguments));
+}
+int EXPORTED(execvpe)(const char *file, char *const arguments[], char *const environment[]) {
+    ENSURE(execvpe) BEFORE_EXEC(real_execvpe(file, arguments, environment));
+}
+int EXPORTED(fexecve)(int fd, char *const arguments[], char *const environment[]) {
+    ENSURE(fexecve) BEFORE_EXEC(real_fexecve(fd, arguments, environment));
+}
+
+// The arguments of execl and its kin as an array on the stack.
+#define COLLECT(first)                                                                                                 \
+    va_list counting;                                                                                                  \
+    va_start(counting, first);                                                                                         \
+    size_t count = 1;                                                                                                  \
+    while (va_arg(counting, char *) != NULL)                                                                           \
+        count++;                                                                                                       \
+    va_end(counting);                                                                                                  \
+    char **arguments = __builtin_alloca((count + 1) * sizeof *arguments);                                              \
+    va_list taking;                                                                                                    \
+    va_start(taking, first);                                                                                           \
+    arguments[0] = (char *)first;                                                                                      \
+    for (size_t i = 1; i <= count; i++)                                                                                \
+        arguments[i] = va_arg(taking, char *);
+
+int EXPORTED(execl)(const char *path, const char *first, ...) {
+    COLLECT(first)
+    va_end(taking);
+    return EXPORTED(execv)(path, arguments);
+}
+
+int EXPORTED(execlp)(const char *file, const char *first, ...) {
+    COLLECT(first)
+    va_end(taking);
+    return EXPORTED(execvp)(file, arguments);
+}
+
+int EXPORTED(execle)(const char *path, const char *first, ...) {
+    COLLECT(first)
+    char *const *environment = va_arg(taking, char *const *);
+    va_end(taking);
+    return EXPORTED(execve)(path, arguments, environment);
+}
+
+int EXPORTED(posix_spawn)(pid_t *child, const char *path, const posix_spawn_file_actions_t *actions,
+                          const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {
+    ENSURE(posix_spawn)
+    pid_t started = 0;
+    hw_before_spawn();
+    int result = real_posix_spawn(&started, path, actions, attributes, arguments, environment);
+    hw_after_spawn(result == 0 ? started : 0);
+    if (child != NULL && result == 0)
+        *child = started;
+    return result;
+}
+
+int EXPORTED(posix_spawnp)(pid_t *child, const char *file, const posix_spawn_file_actions_t *actions,
+                           const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {
+    ENSURE(posix_spawnp)
+    pid_t started = 0;
+    hw_before_spawn();
+    int result = real_posix_spawnp(&started, file, actions, attributes, arguments, environment);
+    hw_after_spawn(result == 0 ? started : 0);
+    if (child != NULL && result == 0)
+        *child = started;
+    return result;
+}
+
+// ---- sandboxes
+
+#define CONFINED(changes, call)                                                                                        \
+    do {                                                                                                               \
+        int confines = changes, result = call;                                                                         \
+        if (result == 0 && confines)                                                                                   \
+            hw_sandboxed();                                                                                            \
+        return result;                                                                                                 \
+    } while (0)
+
+int EXPORTED(chroot)(const char *path) { CONFINED(1, real_chroot(path)); }
+int EXPORTED(unshare)(int flags) { CONFINED(1, real_unshare(flags)); }
+int EXPORTED(setns)(int fd, int type) { CONFINED(1, real_setns(fd, type)); }
+int EXPORTED(setuid)(uid_t user) { CONFINED(user != geteuid(), real_setuid(user)); }
+int EXPORTED(setgid)(gid_t group) { CONFINED(group != getegid(), real_setgid(group)); }
+int EXPORTED(seteuid)(uid_t user) { CONFINED(user != geteuid(), real_seteuid(user)); }
+int EXPORTED(setreuid)(uid_t real, uid_t effective) {
+    CONFINED(effective != (uid_t)-1 && effective != geteuid(), real_setreuid(real, effective));
+}
+int EXPORTED(setresuid)(uid_t real, uid_t effective, uid_t saved) {
+    CONFINED(effective != (uid_t)-1 && effective != geteuid(), real_setresuid(real, effective, saved));
+}
+int EXPORTED(prctl)(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {
+    if (option == 22) // PR_SET_SECCOMP
+        hw_sandboxed();
+    return real_prctl(option, a, b, c, d);
+}

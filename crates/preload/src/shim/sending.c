@@ -1,0 +1,160 @@
+// send and its kin: by the lane if somebody looks, by TCP otherwise.
+#include "inside.h"
+#include "parts.h"
+
+// The call that the program made: what the kernel is asked is the same one, since it may be the only one that is
+// allowed.
+enum call { WRITE, WRITEV, SEND, SENDMSG };
+
+static ssize_t send_parts(enum call call, int fd, const struct iovec *parts, int count, int flags) {
+    size_t total = sum(parts, count);
+    struct plan plan = {0};
+    for (;;) {
+        if (hw_send(fd, &plan, parts, count, flags, total) == DONE)
+            return (ssize_t)plan.done;
+        struct iovec *rest = (struct iovec *)parts;
+        int used = count;
+        if (plan.limit < total) {
+            rest = __builtin_alloca(sizeof *rest * count);
+            used = cut(parts, count, plan.done, plan.limit, rest);
+        }
+        ssize_t result;
+        struct msghdr message = {.msg_iov = rest, .msg_iovlen = used};
+        switch (call) {
+        case WRITE:
+            AROUND(SENDING, &plan, result = real_write(fd, rest[0].iov_base, rest[0].iov_len));
+            break;
+        case WRITEV:
+            AROUND(SENDING, &plan, result = real_writev(fd, rest, used));
+            break;
+        case SEND:
+            AROUND(SENDING, &plan, result = real_send(fd, rest[0].iov_base, rest[0].iov_len, flags));
+            break;
+        default:
+            AROUND(SENDING, &plan, result = real_sendmsg(fd, &message, flags));
+            break;
+        }
+        int error = errno;
+        hw_sent(&plan, result, flags, error);
+        errno = error;
+        if (result < 0)
+            return plan.done > 0 ? (ssize_t)plan.done : -1;
+        plan.done += (size_t)result;
+        if ((size_t)result < plan.limit || plan.done == total)
+            return (ssize_t)plan.done;
+    }
+}
+
+ssize_t EXPORTED(write)(int fd, const void *from, size_t bytes) {
+    if (!concerns(fd) || bytes == 0)
+        return real_write(fd, from, bytes);
+    struct iovec part = {(void *)from, bytes};
+    return send_parts(WRITE, fd, &part, 1, 0);
+}
+
+ssize_t EXPORTED(writev)(int fd, const struct iovec *parts, int count) {
+    if (!concerns(fd) || count <= 0 || count > PARTS_MAX || sum(parts, count) == 0)
+        return real_writev(fd, parts, count);
+    return send_parts(WRITEV, fd, parts, count, 0);
+}
+
+ssize_t EXPORTED(pwritev2)(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
+    if (!concerns(fd) || offset != -1 || (flags & ~RWF_NOWAIT) || count <= 0 || count > PARTS_MAX ||
+        sum(parts, count) == 0)
+        return real_pwritev2(fd, parts, count, offset, flags);
+    return send_parts(flags & RWF_NOWAIT ? SENDMSG : WRITEV, fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
+}
+
+ssize_t EXPORTED(send)(int fd, const void *from, size_t bytes, int flags) {
+    if (!concerns(fd) || bytes == 0)
+        return real_send(fd, from, bytes, flags);
+    struct iovec part = {(void *)from, bytes};
+    return send_parts(SEND, fd, &part, 1, flags);
+}
+
+ssize_t EXPORTED(sendto)(int fd, const void *from, size_t bytes, int flags, const struct sockaddr *to,
+                         socklen_t length) {
+    if (!concerns(fd) || bytes == 0 || to != NULL)
+        return real_sendto(fd, from, bytes, flags, to, length);
+    return EXPORTED(send)(fd, from, bytes, flags);
+}
+
+ssize_t EXPORTED(sendmsg)(int fd, const struct msghdr *message, int flags) {
+    if (message != NULL && message->msg_controllen > 0)
+        hw_passes_descriptors(message);
+    if (!concerns(fd) || message == NULL || message->msg_iovlen == 0 || message->msg_iovlen > PARTS_MAX ||
+        message->msg_controllen > 0 || message->msg_name != NULL || sum(message->msg_iov, message->msg_iovlen) == 0)
+        return real_sendmsg(fd, message, flags);
+    return send_parts(SENDMSG, fd, message->msg_iov, message->msg_iovlen, flags);
+}
+
+int EXPORTED(sendmmsg)(int fd, struct mmsghdr *messages, unsigned count, int flags) {
+    if (!concerns(fd))
+        return real_sendmmsg(fd, messages, count, flags);
+    for (unsigned i = 0; i < count; i++) {
+        ssize_t result = EXPORTED(sendmsg)(fd, &messages[i].msg_hdr, flags);
+        if (result < 0)
+            return i > 0 ? (int)i : -1;
+        messages[i].msg_len = (unsigned)result;
+    }
+    return (int)count;
+}
+
+ssize_t EXPORTED(sendfile)(int out, int in, off_t *offset, size_t count) {
+    if (concerns(in))
+        hw_plain(in, BY_OPTION);
+    if (!concerns(out) || count == 0)
+        return real_sendfile(out, in, offset, count);
+    size_t sent = 0;
+    while (sent < count) {
+        struct plan plan = {0};
+        int64_t at = offset != NULL ? *offset : -1;
+        int verdict = hw_send_file(out, &plan, in, &at, count - sent);
+        if (offset != NULL)
+            *offset = at;
+        sent += plan.done;
+        if (verdict == DONE)
+            return (ssize_t)sent;
+        if (sent == count)
+            break;
+        size_t slice = count - sent < plan.limit ? count - sent : plan.limit;
+        ssize_t result;
+        AROUND(SENDING, &plan, result = real_sendfile(out, in, offset, slice));
+        int error = errno;
+        hw_sent(&plan, result, 0, error);
+        errno = error;
+        if (result < 0)
+            return sent > 0 ? (ssize_t)sent : -1;
+        sent += (size_t)result;
+        if ((size_t)result < slice)
+            break;
+    }
+    return (ssize_t)sent;
+}
+
+ssize_t EXPORTED(splice)(int in, off_t *in_at, int out, off_t *out_at, size_t bytes, unsigned flags) {
+    int from_us = concerns(in), to_us = concerns(out);
+    if ((!from_us && !to_us) || bytes == 0)
+        return real_splice(in, in_at, out, out_at, bytes, flags);
+    struct plan plan = {0};
+    ssize_t result;
+    if (from_us) {
+        // What the lane has goes first; nobody looks for more.
+        int verdict = hw_splice_out(in, &plan, out, bytes);
+        if (verdict == DONE)
+            return (ssize_t)plan.done;
+        if (plan.limit < bytes)
+            bytes = plan.limit;
+        AROUND(RECEIVING, &plan, result = real_splice(in, in_at, out, out_at, bytes, flags));
+        int error = errno;
+        hw_received(&plan, result, 0);
+        errno = error;
+        return result;
+    }
+    hw_send(out, &plan, NULL, 0, 0, 0);
+    AROUND(SENDING, &plan, result = real_splice(in, in_at, out, out_at, bytes, flags));
+    int error = errno;
+    hw_sent(&plan, result, flags & SPLICE_F_MORE ? MSG_MORE : 0, error);
+    errno = error;
+    return result;
+}

@@ -1,0 +1,197 @@
+// poll, select and epoll: readiness is the kernel's, and the lanes' is added.
+#include "inside.h"
+
+static int64_t nanoseconds(const struct timespec *limit) {
+    if (limit == NULL)
+        return -1;
+    if (limit->tv_sec > 1000000000)
+        return -1;
+    return limit->tv_sec * 1000000000LL + limit->tv_nsec;
+}
+
+static int any_concern(struct pollfd *fds, nfds_t count) {
+    for (nfds_t i = 0; i < count; i++)
+        if (fds[i].fd >= 0 && (IS_SOCKET(KIND(fds[i].fd)) || IS_EPOLL(KIND(fds[i].fd))))
+            return 1;
+    return 0;
+}
+
+static int wait_poll(struct pollfd *fds, nfds_t count, int64_t timeout, int ms, const struct timespec *limit,
+                     const sigset_t *mask, int with_mask) {
+    tidy();
+    struct plan none = {0};
+    int sleeping = 0;
+    int ready = hw_poll(fds, count, timeout, &sleeping);
+    if (ready != 0)
+        return ready;
+    int result;
+    if (with_mask) {
+        AROUND(WAITING, &none, result = real_ppoll(fds, count, limit, mask));
+    } else {
+        AROUND(WAITING, &none, result = real_poll(fds, count, ms));
+    }
+    if (sleeping) {
+        int error = errno;
+        hw_polled();
+        errno = error;
+    }
+    return result;
+}
+
+int EXPORTED(poll)(struct pollfd *fds, nfds_t count, int ms) {
+    if (!any_concern(fds, count))
+        return real_poll(fds, count, ms);
+    return wait_poll(fds, count, ms < 0 ? -1 : ms * 1000000LL, ms, NULL, NULL, 0);
+}
+
+int EXPORTED(__poll_chk)(struct pollfd *fds, nfds_t count, int ms, size_t room) {
+    (void)room;
+    return EXPORTED(poll)(fds, count, ms);
+}
+
+int EXPORTED(ppoll)(struct pollfd *fds, nfds_t count, const struct timespec *limit, const sigset_t *mask) {
+    if (!any_concern(fds, count))
+        return real_ppoll(fds, count, limit, mask);
+    return wait_poll(fds, count, nanoseconds(limit), 0, limit, mask, 1);
+}
+
+int EXPORTED(__ppoll_chk)(struct pollfd *fds, nfds_t count, const struct timespec *limit, const sigset_t *mask,
+                          size_t room) {
+    (void)room;
+    return EXPORTED(ppoll)(fds, count, limit, mask);
+}
+
+// A selection as a list for poll: only the descriptors that concern us and want to be read are asked about.
+#define SELECT_MAX 1024
+static int wait_select(int count, fd_set *in, fd_set *out, fd_set *except, struct timeval *limit,
+                       const struct timespec *exact, const sigset_t *mask, int with_mask) {
+    ENSURE(select)
+    int used = 0;
+    struct pollfd fds[SELECT_MAX];
+    int64_t timeout = -1;
+    if (with_mask)
+        timeout = nanoseconds(exact);
+    else if (limit != NULL)
+        timeout = limit->tv_sec * 1000000000LL + limit->tv_usec * 1000LL;
+    if (in != NULL && count <= SELECT_MAX)
+        for (int fd = 0; fd < count && used < SELECT_MAX; fd++)
+            if (FD_ISSET(fd, in) && (IS_SOCKET(KIND(fd)) || IS_EPOLL(KIND(fd))))
+                fds[used++] = (struct pollfd){fd, POLLIN, 0};
+    if (used > 0) {
+        tidy();
+        int sleeping = 0;
+        int ready = hw_poll(fds, used, timeout, &sleeping);
+        if (ready > 0) {
+            // What else is ready is asked of the kernel, without waiting.
+            struct timeval now = {0, 0};
+            int result = real_select(count, in, out, except, &now);
+            if (result < 0) {
+                if (in != NULL)
+                    FD_ZERO(in);
+                if (out != NULL)
+                    FD_ZERO(out);
+                if (except != NULL)
+                    FD_ZERO(except);
+                result = 0;
+            }
+            for (int i = 0; i < used; i++)
+                if ((fds[i].revents & POLLIN) && !FD_ISSET(fds[i].fd, in)) {
+                    FD_SET(fds[i].fd, in);
+                    result++;
+                }
+            return result;
+        }
+        struct plan none = {0};
+        int result;
+        if (with_mask) {
+            AROUND(WAITING, &none, result = real_pselect(count, in, out, except, exact, mask));
+        } else {
+            AROUND(WAITING, &none, result = real_select(count, in, out, except, limit));
+        }
+        if (sleeping) {
+            int error = errno;
+            hw_polled();
+            errno = error;
+        }
+        return result;
+    }
+    return with_mask ? real_pselect(count, in, out, except, exact, mask) : real_select(count, in, out, except, limit);
+}
+
+int EXPORTED(select)(int count, fd_set *in, fd_set *out, fd_set *except, struct timeval *limit) {
+    return wait_select(count, in, out, except, limit, NULL, NULL, 0);
+}
+
+int EXPORTED(pselect)(int count, fd_set *in, fd_set *out, fd_set *except, const struct timespec *limit,
+                      const sigset_t *mask) {
+    return wait_select(count, in, out, except, NULL, limit, mask, 1);
+}
+
+int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *event) {
+    if (likely(IS_EPOLL(KIND(set)) && IS_SOCKET(KIND(fd)) && (event != NULL || operation == EPOLL_CTL_DEL))) {
+        int later = hw_epoll_put_off(set, operation, fd, event);
+        if (later == 0)
+            return 0;
+        if (later > 0) {
+            errno = later;
+            return -1;
+        }
+    }
+    int result = real_epoll_ctl(set, operation, fd, event);
+    int error = errno;
+    if (result == 0)
+        hw_epoll_ctl(set, operation, fd, event);
+    errno = error;
+    return result;
+}
+
+#define WAIT_EPOLL(timeout_ns, call)                                                                                   \
+    for (;;) {                                                                                                         \
+        if (likely(!IS_EPOLL(KIND(set))) || most <= 0)                                                                 \
+            return call;                                                                                               \
+        tidy();                                                                                                        \
+        /* Again, where only what is ours was told. */                                                                 \
+        struct plan plan = {0};                                                                                        \
+        int ready = hw_epoll_wait(set, events, most, timeout_ns, &plan);                                               \
+        if (ready != 0)                                                                                                \
+            return ready;                                                                                              \
+        int result;                                                                                                    \
+        AROUND(WAITING_EPOLL, &plan, result = call);                                                                   \
+        int error = errno;                                                                                             \
+        int told = hw_epoll_waited(&plan, events, result);                                                             \
+        errno = error;                                                                                                 \
+        if (told != 0 || result <= 0)                                                                                  \
+            return told;                                                                                               \
+    }
+
+int EXPORTED(epoll_wait)(int set, struct epoll_event *events, int most, int ms) {
+    WAIT_EPOLL(ms < 0 ? -1 : ms * 1000000LL, real_epoll_wait(set, events, most, ms));
+}
+
+int EXPORTED(epoll_pwait)(int set, struct epoll_event *events, int most, int ms, const sigset_t *mask) {
+    WAIT_EPOLL(ms < 0 ? -1 : ms * 1000000LL, real_epoll_pwait(set, events, most, ms, mask));
+}
+
+int EXPORTED(epoll_pwait2)(int set, struct epoll_event *events, int most, const struct timespec *limit,
+                           const sigset_t *mask) {
+    ENSURE(epoll_pwait2)
+    WAIT_EPOLL(nanoseconds(limit), real_epoll_pwait2(set, events, most, limit, mask));
+}
+
+int EXPORTED(epoll_create)(int size) {
+    if (size <= 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    int set = real_epoll_create1(0);
+    if (set >= 0)
+        hw_forget(set);
+    return set;
+}
+
+int EXPORTED(epoll_create1)(int flags) {
+    int set = real_epoll_create1(flags);
+    if (set >= 0)
+        hw_forget(set);
+    return set;
+}
