@@ -30,7 +30,7 @@ macro_rules! hooks {
 // Each twice where it has a second name for large files.
 mod exported {
     hooks! {
-        socket => hooked_socket, accept => hooked_accept, accept4 => hooked_accept4, connect => hooked_connect,
+        socket => hooked_socket, accept => hooked_accept, accept4 => hooked_accept4,
         shutdown => hooked_shutdown, close => hooked_close, close_range => hooked_close_range,
         closefrom => hooked_closefrom, dup => hooked_dup, dup2 => hooked_dup2, dup3 => hooked_dup3,
         fcntl => hooked_fcntl, fcntl64 => hooked_fcntl, ioctl => hooked_ioctl,

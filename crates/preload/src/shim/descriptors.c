@@ -45,8 +45,6 @@ int EXPORTED(accept4)(int listener, struct sockaddr *name, socklen_t *length, in
     return fd;
 }
 
-int EXPORTED(connect)(int fd, const struct sockaddr *name, socklen_t length) { return real_connect(fd, name, length); }
-
 int EXPORTED(shutdown)(int fd, int how) {
     int result = real_shutdown(fd, how);
     if (result == 0 && concerns(fd))
