@@ -1,11 +1,20 @@
 // What Rust decides, which never waits.
 #pragma once
+#include <errno.h>
 #include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+
+// What the program finds in errno is what its own call has left there.
+#define KEEPING_ERRNO(statement)                                                                                       \
+    do {                                                                                                               \
+        int kept = errno;                                                                                              \
+        statement;                                                                                                     \
+        errno = kept;                                                                                                  \
+    } while (0)
 
 #pragma GCC visibility push(hidden)
 

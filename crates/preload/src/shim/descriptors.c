@@ -6,43 +6,26 @@ static int is_tcp(int family, int type, int protocol) {
     return (family == AF_INET || family == AF_INET6) && (type & 0xf) == SOCK_STREAM && (protocol == 0 || protocol == 6);
 }
 
+// The kernel has given a descriptor: whatever had its number before is gone.
+static int opened(int fd, int is_ours, int nonblocking) {
+    if (fd >= 0)
+        KEEPING_ERRNO(is_ours ? hw_new_socket(fd, nonblocking) : hw_forget(fd));
+    return fd;
+}
+
 int EXPORTED(socket)(int family, int type, int protocol) {
     int fd = real_socket(family, type, protocol);
-    if (fd >= 0) {
-        int error = errno;
-        if (is_tcp(family, type, protocol))
-            hw_new_socket(fd, (type & SOCK_NONBLOCK) != 0);
-        else
-            hw_forget(fd);
-        errno = error;
-    }
-    return fd;
+    return opened(fd, is_tcp(family, type, protocol), (type & SOCK_NONBLOCK) != 0);
 }
 
 int EXPORTED(accept)(int listener, struct sockaddr *name, socklen_t *length) {
     int fd = real_accept(listener, name, length);
-    if (fd >= 0) {
-        int error = errno;
-        if (IS_SOCKET(KIND(listener)))
-            hw_new_socket(fd, 0);
-        else
-            hw_forget(fd);
-        errno = error;
-    }
-    return fd;
+    return opened(fd, IS_SOCKET(KIND(listener)) != 0, 0);
 }
 
 int EXPORTED(accept4)(int listener, struct sockaddr *name, socklen_t *length, int flags) {
     int fd = real_accept4(listener, name, length, flags);
-    if (fd >= 0) {
-        int error = errno;
-        if (IS_SOCKET(KIND(listener)))
-            hw_new_socket(fd, (flags & SOCK_NONBLOCK) != 0);
-        else
-            hw_forget(fd);
-        errno = error;
-    }
-    return fd;
+    return opened(fd, IS_SOCKET(KIND(listener)) != 0, (flags & SOCK_NONBLOCK) != 0);
 }
 
 int EXPORTED(shutdown)(int fd, int how) {
@@ -77,9 +60,14 @@ int EXPORTED(dup)(int fd) {
     return to;
 }
 
-int EXPORTED(dup2)(int fd, int to) {
+// A descriptor that is about to become a duplicate is closed by that, if there is anything to duplicate.
+static void replaced(int to, int fd) {
     if (KIND(to) > 1 && fd != to && real_fcntl(fd, F_GETFD, NULL) >= 0)
         hw_closing(to);
+}
+
+int EXPORTED(dup2)(int fd, int to) {
+    replaced(to, fd);
     int result = real_dup2(fd, to);
     if (result >= 0 && fd != to)
         hw_duplicated(fd, to);
@@ -87,19 +75,14 @@ int EXPORTED(dup2)(int fd, int to) {
 }
 
 int EXPORTED(dup3)(int fd, int to, int flags) {
-    if (KIND(to) > 1 && fd != to && real_fcntl(fd, F_GETFD, NULL) >= 0)
-        hw_closing(to);
+    replaced(to, fd);
     int result = real_dup3(fd, to, flags);
     if (result >= 0)
         hw_duplicated(fd, to);
     return result;
 }
 
-int EXPORTED(fcntl)(int fd, int command, void *argument) {
-    int result = real_fcntl(fd, command, argument);
-    if (result < 0 || KIND(fd) <= 1)
-        return result;
-    int error = errno;
+static void note_command(int fd, int command, void *argument, int result) {
     switch (command) {
     case F_DUPFD:
     case F_DUPFD_CLOEXEC:
@@ -115,15 +98,16 @@ int EXPORTED(fcntl)(int fd, int command, void *argument) {
         hw_plain(fd, BY_SIGNAL);
         break;
     }
-    errno = error;
+}
+
+int EXPORTED(fcntl)(int fd, int command, void *argument) {
+    int result = real_fcntl(fd, command, argument);
+    if (result >= 0 && KIND(fd) > 1)
+        KEEPING_ERRNO(note_command(fd, command, argument, result));
     return result;
 }
 
-int EXPORTED(ioctl)(int fd, unsigned long request, void *argument) {
-    int result = real_ioctl(fd, request, argument);
-    if (result < 0 || !concerns(fd))
-        return result;
-    int error = errno;
+static void note_request(int fd, unsigned long request, void *argument) {
     if (request == FIONREAD)
         *(int *)argument += (int)hw_unread(fd);
     else if (request == SIOCATMARK && hw_is_before_mark(fd))
@@ -132,7 +116,12 @@ int EXPORTED(ioctl)(int fd, unsigned long request, void *argument) {
         hw_set_nonblocking(fd, *(int *)argument != 0);
     else if (request == FIOASYNC && *(int *)argument != 0)
         hw_plain(fd, BY_SIGNAL);
-    errno = error;
+}
+
+int EXPORTED(ioctl)(int fd, unsigned long request, void *argument) {
+    int result = real_ioctl(fd, request, argument);
+    if (result >= 0 && concerns(fd))
+        KEEPING_ERRNO(note_request(fd, request, argument));
     return result;
 }
 
@@ -145,15 +134,7 @@ int EXPORTED(getsockopt)(int fd, int level, int name, void *value, socklen_t *le
     return result;
 }
 
-int EXPORTED(setsockopt)(int fd, int level, int name, const void *value, socklen_t length) {
-    if (level == 6 && name == TCP_NODELAY_OPTION && length >= sizeof(int) && value != NULL && concerns(fd) &&
-        hw_set_combining(fd, *(const int *)value == 0))
-        return 0;
-    int result = real_setsockopt(fd, level, name, value, length);
-    if (result != 0 || !concerns(fd))
-        return result;
-    int error = errno;
-    int number = length >= sizeof(int) && value != NULL ? *(const int *)value : 0;
+static void note_option(int fd, int level, int name, int number) {
     if (level == 6 && name == 3) // TCP_CORK
         hw_corked(fd, number != 0);
     else if (level == SOL_SOCKET && name == SO_RCVLOWAT)
@@ -164,6 +145,15 @@ int EXPORTED(setsockopt)(int fd, int level, int name, const void *value, socklen
         hw_plain(fd, BY_OPTION);
     else if (level == 6 && (name == 19 || name == 31 || name == 36)) // TCP_REPAIR, TCP_ULP, TCP_INQ
         hw_plain(fd, BY_OPTION);
-    errno = error;
+}
+
+int EXPORTED(setsockopt)(int fd, int level, int name, const void *value, socklen_t length) {
+    int has_number = length >= sizeof(int) && value != NULL;
+    if (level == 6 && name == TCP_NODELAY_OPTION && has_number && concerns(fd) &&
+        hw_set_combining(fd, *(const int *)value == 0))
+        return 0;
+    int result = real_setsockopt(fd, level, name, value, length);
+    if (result == 0 && concerns(fd))
+        KEEPING_ERRNO(note_option(fd, level, name, has_number ? *(const int *)value : 0));
     return result;
 }

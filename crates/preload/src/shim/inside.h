@@ -43,9 +43,7 @@ static inline void tidy(void) {
 static inline int concerns(int fd) {
     uint32_t entry = KIND(fd);
     if (unlikely(entry == 0) && (unsigned)fd < DESCRIPTORS) {
-        int error = errno;
-        hw_maybe_socket(fd);
-        errno = error;
+        KEEPING_ERRNO(hw_maybe_socket(fd));
         entry = KIND(fd);
     }
     if (likely(IS_SOCKET(entry))) {

@@ -2,26 +2,21 @@
 #include "decide.h"
 #include "real.h"
 
+static pid_t fork_with(pid_t (*real)(void)) {
+    hw_before_fork();
+    pid_t child = real();
+    KEEPING_ERRNO(hw_after_fork(child));
+    return child;
+}
+
 pid_t EXPORTED(fork)(void) {
     ENSURE(fork)
-    hw_before_fork();
-    pid_t child = real_fork();
-    int error = errno;
-    hw_after_fork(child);
-    errno = error;
-    return child;
+    return fork_with(real_fork);
 }
 
 pid_t EXPORTED(_Fork)(void) {
     ENSURE(_Fork)
-    if (real__Fork == NULL)
-        return EXPORTED(fork)();
-    hw_before_fork();
-    pid_t child = real__Fork();
-    int error = errno;
-    hw_after_fork(child);
-    errno = error;
-    return child;
+    return fork_with(real__Fork != NULL ? real__Fork : real_fork);
 }
 
 int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argument, ...) {
@@ -31,14 +26,12 @@ int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argum
     void *a = va_arg(rest, void *), *b = va_arg(rest, void *), *c = va_arg(rest, void *);
     va_end(rest);
     // Threads share everything; others are children, which learn it when they first call a hook.
-    if (!(flags & (CLONE_VM | CLONE_FILES)))
+    int forks = !(flags & (CLONE_VM | CLONE_FILES));
+    if (forks)
         hw_before_fork();
     int child = real_clone(function, stack, flags, argument, a, b, c);
-    if (!(flags & (CLONE_VM | CLONE_FILES))) {
-        int error = errno;
-        hw_after_fork(child);
-        errno = error;
-    }
+    if (forks)
+        KEEPING_ERRNO(hw_after_fork(child));
     return child;
 }
 
@@ -98,29 +91,20 @@ int EXPORTED(execle)(const char *path, const char *first, ...) {
     return EXPORTED(execve)(path, arguments, environment);
 }
 
-int EXPORTED(posix_spawn)(pid_t *child, const char *path, const posix_spawn_file_actions_t *actions,
-                          const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {
-    ENSURE(posix_spawn)
-    pid_t started = 0;
-    hw_before_spawn();
-    int result = real_posix_spawn(&started, path, actions, attributes, arguments, environment);
-    hw_after_spawn(result == 0 ? started : 0);
-    if (child != NULL && result == 0)
-        *child = started;
-    return result;
-}
-
-int EXPORTED(posix_spawnp)(pid_t *child, const char *file, const posix_spawn_file_actions_t *actions,
-                           const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {
-    ENSURE(posix_spawnp)
-    pid_t started = 0;
-    hw_before_spawn();
-    int result = real_posix_spawnp(&started, file, actions, attributes, arguments, environment);
-    hw_after_spawn(result == 0 ? started : 0);
-    if (child != NULL && result == 0)
-        *child = started;
-    return result;
-}
+#define SPAWN(name)                                                                                                    \
+    int EXPORTED(name)(pid_t *child, const char *program, const posix_spawn_file_actions_t *actions,                   \
+                       const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {      \
+        ENSURE(name)                                                                                                   \
+        pid_t started = 0;                                                                                             \
+        hw_before_spawn();                                                                                             \
+        int result = real_##name(&started, program, actions, attributes, arguments, environment);                      \
+        hw_after_spawn(result == 0 ? started : 0);                                                                     \
+        if (child != NULL && result == 0)                                                                              \
+            *child = started;                                                                                          \
+        return result;                                                                                                 \
+    }
+SPAWN(posix_spawn)
+SPAWN(posix_spawnp)
 
 // ---- sandboxes
 

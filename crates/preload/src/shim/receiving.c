@@ -57,9 +57,7 @@ static ssize_t receive(enum call call, int fd, const struct iovec *parts, int co
             struct pollfd wanted = {fd, POLLIN, 0};
             int ready, limit = patience(fd);
             AROUND(RECEIVING, &plan, ready = real_poll(&wanted, 1, limit));
-            int error = errno;
-            hw_received(&plan, 0, 0);
-            errno = error;
+            KEEPING_ERRNO(hw_received(&plan, 0, 0));
             if (ready > 0 || (ready < 0 && errno == EINTR && plan.done == 0))
                 continue;
             // Interrupted or out of time: what is there is the answer.
@@ -70,12 +68,9 @@ static ssize_t receive(enum call call, int fd, const struct iovec *parts, int co
             return -1;
         }
         ssize_t result = ask_to_receive(call, fd, parts, count, flags, &plan);
-        int error = errno;
-        hw_received(&plan, result, flags);
-        if (result < 0) {
-            errno = error;
+        KEEPING_ERRNO(hw_received(&plan, result, flags));
+        if (result < 0)
             return plan.done > 0 ? (ssize_t)plan.done : -1;
-        }
         plan.done += (size_t)result;
         // Short of a bound, there was no more; at a bound, what follows comes from the lane.
         int at_bound = (size_t)result == plan.limit && plan.done < total;

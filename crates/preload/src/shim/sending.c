@@ -34,9 +34,7 @@ static ssize_t send_parts(enum call call, int fd, const struct iovec *parts, int
             AROUND(SENDING, &plan, result = real_sendmsg(fd, &message, flags));
             break;
         }
-        int error = errno;
-        hw_sent(&plan, result, flags, error);
-        errno = error;
+        KEEPING_ERRNO(hw_sent(&plan, result, flags, errno));
         if (result < 0)
             return plan.done > 0 ? (ssize_t)plan.done : -1;
         plan.done += (size_t)result;
@@ -120,9 +118,7 @@ ssize_t EXPORTED(sendfile)(int out, int in, off_t *offset, size_t count) {
         size_t slice = count - sent < plan.limit ? count - sent : plan.limit;
         ssize_t result;
         AROUND(SENDING, &plan, result = real_sendfile(out, in, offset, slice));
-        int error = errno;
-        hw_sent(&plan, result, 0, error);
-        errno = error;
+        KEEPING_ERRNO(hw_sent(&plan, result, 0, errno));
         if (result < 0)
             return sent > 0 ? (ssize_t)sent : -1;
         sent += (size_t)result;
@@ -146,15 +142,11 @@ ssize_t EXPORTED(splice)(int in, off_t *in_at, int out, off_t *out_at, size_t by
         if (plan.limit < bytes)
             bytes = plan.limit;
         AROUND(RECEIVING, &plan, result = real_splice(in, in_at, out, out_at, bytes, flags));
-        int error = errno;
-        hw_received(&plan, result, 0);
-        errno = error;
+        KEEPING_ERRNO(hw_received(&plan, result, 0));
         return result;
     }
     hw_send(out, &plan, NULL, 0, 0, 0);
     AROUND(SENDING, &plan, result = real_splice(in, in_at, out, out_at, bytes, flags));
-    int error = errno;
-    hw_sent(&plan, result, flags & SPLICE_F_MORE ? MSG_MORE : 0, error);
-    errno = error;
+    KEEPING_ERRNO(hw_sent(&plan, result, flags & SPLICE_F_MORE ? MSG_MORE : 0, errno));
     return result;
 }

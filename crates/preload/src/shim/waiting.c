@@ -30,11 +30,8 @@ static int wait_poll(struct pollfd *fds, nfds_t count, int64_t timeout, int ms, 
     } else {
         AROUND(WAITING, &none, result = real_poll(fds, count, ms));
     }
-    if (sleeping) {
-        int error = errno;
-        hw_polled();
-        errno = error;
-    }
+    if (sleeping)
+        KEEPING_ERRNO(hw_polled());
     return result;
 }
 
@@ -108,11 +105,8 @@ static int wait_select(int count, fd_set *in, fd_set *out, fd_set *except, struc
         } else {
             AROUND(WAITING, &none, result = real_select(count, in, out, except, limit));
         }
-        if (sleeping) {
-            int error = errno;
-            hw_polled();
-            errno = error;
-        }
+        if (sleeping)
+            KEEPING_ERRNO(hw_polled());
         return result;
     }
     return with_mask ? real_pselect(count, in, out, except, exact, mask) : real_select(count, in, out, except, limit);
@@ -138,10 +132,8 @@ int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *even
         }
     }
     int result = real_epoll_ctl(set, operation, fd, event);
-    int error = errno;
     if (result == 0)
-        hw_epoll_ctl(set, operation, fd, event);
-    errno = error;
+        KEEPING_ERRNO(hw_epoll_ctl(set, operation, fd, event));
     return result;
 }
 
@@ -155,11 +147,9 @@ int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *even
         int ready = hw_epoll_wait(set, events, most, timeout_ns, &plan);                                               \
         if (ready != 0)                                                                                                \
             return ready;                                                                                              \
-        int result;                                                                                                    \
+        int result, told;                                                                                              \
         AROUND(WAITING_EPOLL, &plan, result = call);                                                                   \
-        int error = errno;                                                                                             \
-        int told = hw_epoll_waited(&plan, events, result);                                                             \
-        errno = error;                                                                                                 \
+        KEEPING_ERRNO(told = hw_epoll_waited(&plan, events, result));                                                  \
         if (told != 0 || result <= 0)                                                                                  \
             return told;                                                                                               \
     }
@@ -178,20 +168,16 @@ int EXPORTED(epoll_pwait2)(int set, struct epoll_event *events, int most, const 
     WAIT_EPOLL(nanoseconds(limit), real_epoll_pwait2(set, events, most, limit, mask));
 }
 
-int EXPORTED(epoll_create)(int size) {
-    if (size <= 0) {
-        errno = EINVAL;
-        return -1;
-    }
-    int set = real_epoll_create1(0);
-    if (set >= 0)
-        hw_forget(set);
-    return set;
-}
-
 int EXPORTED(epoll_create1)(int flags) {
     int set = real_epoll_create1(flags);
     if (set >= 0)
         hw_forget(set);
     return set;
+}
+
+int EXPORTED(epoll_create)(int size) {
+    if (size > 0)
+        return EXPORTED(epoll_create1)(0);
+    errno = EINVAL;
+    return -1;
 }
