@@ -1,4 +1,5 @@
-//! What libc's callers find, and what the shim asks.
+//! What libc's callers find, and what the shim asks. What it tells of forks, new programs and sandboxes goes to
+//! [`process`] directly.
 //!
 //! Every hook is a jump to its C function: no frame of Rust is between a caller and what may wait.
 
@@ -76,7 +77,7 @@ unsafe extern "C" fn vfork() -> libc::pid_t {
         "add rsp, 8",
         "mov rax, qword ptr [rip + {real}]",
         "jmp rax",
-        before = sym hw_before_vfork,
+        before = sym process::before_vfork,
         real = sym real_vfork,
     );
     #[cfg(target_arch = "aarch64")]
@@ -87,14 +88,9 @@ unsafe extern "C" fn vfork() -> libc::pid_t {
         "adrp x16, {real}",
         "ldr x16, [x16, :lo12:{real}]",
         "br x16",
-        before = sym hw_before_vfork,
+        before = sym process::before_vfork,
         real = sym real_vfork,
     );
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hw_before_vfork() {
-    process::before_vfork();
 }
 
 #[unsafe(no_mangle)]
@@ -493,41 +489,6 @@ unsafe extern "C" fn hw_epoll_waited(plan: *const Plan, events: *mut libc::epoll
     // SAFETY: the plan is on the shim's stack; the kernel has written so many events.
     let (plan, events) = unsafe { (&*plan, std::slice::from_raw_parts_mut(events, known)) };
     epoll::waited(plan.slot, plan.limit != 0, events) as c_int
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hw_before_fork() {
-    process::before_fork();
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hw_after_fork(child: c_int) {
-    process::after_fork(child);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hw_before_exec() {
-    process::before_exec();
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hw_before_spawn() {
-    process::before_spawn();
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hw_after_spawn(child: c_int) {
-    process::after_spawn(child);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hw_sandboxed() {
-    process::enter_sandbox();
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hw_ring_made() {
-    process::ring_made();
 }
 
 /// Descriptors that came with a message mean something new.

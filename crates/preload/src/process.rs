@@ -41,7 +41,8 @@ pub(crate) fn is_sandboxed() -> bool {
     SANDBOXED.load(Ordering::Relaxed)
 }
 
-pub(crate) fn enter_sandbox() {
+#[unsafe(export_name = "hw_sandboxed")]
+pub(crate) extern "C" fn enter_sandbox() {
     SANDBOXED.store(true, Ordering::Relaxed);
     // What is in the lanes is still read first; everything else is the program's own calls.
     table::slots().for_each(|slot| slot.make_plain(Reason::Sandbox));
@@ -52,14 +53,16 @@ pub(crate) fn has_ring() -> bool {
     RING.load(Ordering::Relaxed)
 }
 
-pub(crate) fn ring_made() {
+#[unsafe(export_name = "hw_ring_made")]
+extern "C" fn ring_made() {
     if !RING.swap(true, Ordering::Relaxed) {
         table::slots().for_each(|slot| slot.make_plain(Reason::Ring));
     }
 }
 
 /// The child will have every connection too: nobody looks until one holder is left.
-pub(crate) fn before_fork() {
+#[unsafe(export_name = "hw_before_fork")]
+extern "C" fn before_fork() {
     notice_fork();
     crate::epoll::tell_kernel();
     for slot in table::slots() {
@@ -74,7 +77,8 @@ pub(crate) fn before_fork() {
 }
 
 /// In the child with zero, in the parent with its number, or with less when there is none.
-pub(crate) fn after_fork(child: i32) {
+#[unsafe(export_name = "hw_after_fork")]
+extern "C" fn after_fork(child: i32) {
     if child == 0 {
         // Not wiped where the kernel cannot, and by `_Fork` all the same.
         become_child();
@@ -118,14 +122,15 @@ pub(crate) fn is_foreign() -> bool {
     VFORKED.load(Ordering::Relaxed) && raw::process() != number()
 }
 
-pub(crate) fn before_vfork() {
+pub(crate) extern "C" fn before_vfork() {
     // For good: other threads may be in a vfork of their own.
     VFORKED.store(true, Ordering::Relaxed);
     before_spawn();
 }
 
 /// A program is about to be started that gets whatever is not closed by exec.
-pub(crate) fn before_spawn() {
+#[unsafe(export_name = "hw_before_spawn")]
+extern "C" fn before_spawn() {
     crate::epoll::tell_kernel();
     for (_, slot) in table::descriptors().filter(|(fd, slot)| slot.end().is_some() && !raw::closes_on_exec(*fd)) {
         slot.set(flag::INHERITED | flag::SHARED);
@@ -135,7 +140,8 @@ pub(crate) fn before_spawn() {
     }
 }
 
-pub(crate) fn after_spawn(child: i32) {
+#[unsafe(export_name = "hw_after_spawn")]
+extern "C" fn after_spawn(child: i32) {
     for slot in table::slots().filter(|slot| slot.has(flag::INHERITED)) {
         if let Some(end) = slot.end().filter(|_| child > 0) {
             end.lane.holders(end.side).add(child.cast_unsigned());
@@ -144,7 +150,8 @@ pub(crate) fn after_spawn(child: i32) {
 }
 
 /// This process becomes another program: nobody looks any more.
-pub(crate) fn before_exec() {
+#[unsafe(export_name = "hw_before_exec")]
+extern "C" fn before_exec() {
     if is_foreign() {
         return;
     }

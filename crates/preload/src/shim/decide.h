@@ -37,6 +37,7 @@ extern uint32_t hw_descriptors[];
 #define IS_SOCKET(entry) ((entry) & 0x80000000u)
 #define IS_EPOLL(entry) ((entry) & 0x40000000u)
 
+// Descriptors.
 void hw_begin(void);
 void hw_new_socket(int fd, int nonblocking);
 void hw_maybe_socket(int fd);
@@ -44,12 +45,10 @@ void hw_closing(int fd);
 void hw_closed_range(unsigned first, unsigned last);
 void hw_duplicated(int from, int to);
 void hw_forget(int fd);
-int hw_receive(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
-void hw_received(struct plan *, ssize_t result, int flags);
-int hw_send(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
-void hw_sent(struct plan *, ssize_t result, int flags, int error);
-int hw_send_file(int fd, struct plan *, int file, int64_t *offset, size_t count);
-void hw_abandoned(const struct inside *);
+void hw_receives_descriptors(const struct msghdr *);
+void hw_passes_descriptors(const struct msghdr *);
+
+// What is set or asked of a connection.
 void hw_plain(int fd, int why);
 void hw_shut_down(int fd, int how);
 void hw_set_nonblocking(int fd, int on);
@@ -58,23 +57,34 @@ void hw_low_water(int fd, int bytes);
 int hw_set_combining(int fd, int on);
 int hw_is_combining(int fd);
 size_t hw_unread(int fd);
+int hw_is_before_mark(int fd);
+
+// Bytes: before the kernel is asked, and after.
+int hw_receive(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
+void hw_received(struct plan *, ssize_t result, int flags);
 int hw_splice_out(int fd, struct plan *, int to, size_t count);
+int hw_send(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
+int hw_send_file(int fd, struct plan *, int file, int64_t *offset, size_t count);
+void hw_sent(struct plan *, ssize_t result, int flags, int error);
+
+// Waiting.
 int hw_poll(struct pollfd *, nfds_t count, int64_t timeout_ns, int *sleeping);
 void hw_polled(void);
 int hw_epoll_put_off(int set, int operation, int fd, const struct epoll_event *);
 void hw_epoll_ctl(int set, int operation, int fd, const struct epoll_event *);
 int hw_epoll_wait(int set, struct epoll_event *, int most, int64_t timeout_ns, struct plan *);
 int hw_epoll_waited(struct plan *, struct epoll_event *, int count);
-int hw_is_before_mark(int fd);
+
+// A call was torn away.
+void hw_abandoned(const struct inside *);
+
+// Forks, new programs, sandboxes (process.rs).
 void hw_before_fork(void);
 void hw_after_fork(int child);
-void hw_before_vfork(void);
-void hw_before_exec(void);
 void hw_before_spawn(void);
 void hw_after_spawn(int child);
+void hw_before_exec(void);
 void hw_sandboxed(void);
 void hw_ring_made(void);
-void hw_receives_descriptors(const struct msghdr *);
-void hw_passes_descriptors(const struct msghdr *);
 
 #pragma GCC visibility pop
