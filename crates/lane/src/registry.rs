@@ -6,7 +6,7 @@
 
 use crate::claim::{BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, Reply, Request, address, receive};
 use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side};
-use highwire_mem::{OwnRegion, RegionError, SharedMemory, TcpCounts, network_namespace};
+use highwire_mem::{OwnRegion, RegionError, SharedMemory, TcpCounts, network_namespace, socket_names};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -405,12 +405,8 @@ fn identify(socket: BorrowedFd<'_>) -> Option<(End, u64)> {
     if sockopt::socket_type(socket).ok()? != SocketType::STREAM || !TcpCounts::of(socket).ok()?.established {
         return None;
     }
-    let name = |address: rustix::net::SocketAddrAny| SocketAddr::try_from(address).ok().map(plain);
-    let end = End {
-        namespace: network_namespace(socket).ok()?,
-        local: name(rustix::net::getsockname(socket).ok()?)?,
-        remote: name(rustix::net::getpeername(socket).ok()??)?,
-    };
+    let [local, remote] = socket_names(socket).map(|name| name.map(plain));
+    let end = End { namespace: network_namespace(socket).ok()?, local: local?, remote: remote? };
     // One that is connected to itself has no other end.
     (end.local != end.remote).then_some((end, sockopt::socket_cookie(socket).ok()?))
 }

@@ -80,7 +80,7 @@ pub use {
         KernelTooOld, Sleep, SleepOutcome, at_exit, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
         kernel_check, light_barrier, pause,
     },
-    tcp::{TcpCounts, network_namespace},
+    tcp::{TcpCounts, network_namespace, socket_names},
     watcher::{Watch, WatchKey, Watcher},
     words::Words,
 };

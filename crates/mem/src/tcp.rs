@@ -1,6 +1,8 @@
 //! What the kernel knows of a TCP connection.
 
 use rustix::io::Errno;
+use rustix::net::{SocketAddrAny, getpeername, getsockname};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// A connection, as the kernel counts it at one moment. Bytes only: neither SYN nor FIN is among them.
@@ -45,6 +47,12 @@ pub fn network_namespace(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     let mut bytes = [0u8; 8];
     option(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Addresses of a socket, its own and its peer's, as far as it has any.
+pub fn socket_names(socket: BorrowedFd<'_>) -> [Option<SocketAddr>; 2] {
+    let names: [Option<SocketAddrAny>; 2] = [getsockname(socket).ok(), getpeername(socket).ok().flatten()];
+    names.map(|name| name.and_then(|name| name.try_into().ok()))
 }
 
 const ESTABLISHED: u8 = 1;

@@ -6,7 +6,6 @@ use highwire_lane::counters::Reason;
 use libc::c_int;
 use rustix::fd::BorrowedFd;
 use std::fmt::{self, Write};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static WANTED: AtomicBool = AtomicBool::new(false);
@@ -42,12 +41,9 @@ pub(crate) fn tell(fd: c_int, reason: Reason) {
     }
     // SAFETY: the program's descriptor, which it is in the middle of using.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let name = |address: Option<rustix::net::SocketAddrAny>| address.and_then(|name| SocketAddr::try_from(name).ok());
-    let local = name(rustix::net::getsockname(socket).ok());
-    let remote = name(rustix::net::getpeername(socket).ok().flatten());
     let mut line = Line { bytes: [0; 512], used: 0 };
     let _ = write!(line, "highwire: process {}, descriptor {fd}", process::number());
-    if let (Some(local), Some(remote)) = (local, remote) {
+    if let [Some(local), Some(remote)] = highwire_mem::socket_names(socket) {
         let _ = write!(line, ", {local} to {remote}");
     }
     let _ = writeln!(line, ": {}", reason.words());

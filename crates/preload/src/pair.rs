@@ -194,10 +194,7 @@ fn may_have_lane(slot: &Slot, fd: c_int) -> bool {
     }
     // SAFETY: the program's descriptor, which it is in the middle of using.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let port = |name: Option<rustix::net::SocketAddrAny>| {
-        name.and_then(|name| std::net::SocketAddr::try_from(name).ok()).map_or(0, |name| name.port())
-    };
-    let both = [port(rustix::net::getsockname(socket).ok()), port(rustix::net::getpeername(socket).ok().flatten())];
+    let both = highwire_mem::socket_names(socket).map(|name| name.map_or(0, |name| name.port()));
     let wanted = ports.only.used == 0 || both.iter().any(|port| ports.only.contain(*port));
     if wanted && !both.iter().any(|port| ports.never.contain(*port)) {
         return true;
