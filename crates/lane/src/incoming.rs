@@ -2,7 +2,7 @@
 
 use crate::layout::{
     AREA_BYTES, CLOSING_AT, COUNT, Direction, HEAD_BYTES, LOOKING, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT,
-    RECORD_MAX, SENDING_AT, SLEEPER, TCP_HINT_AT, TCP_READ_AT, UNIT, WRAP, WRITER_CPU_AT,
+    RECORD_MAX, SENDING_AT, SLEEPER, SLEEPERS, TCP_HINT_AT, TCP_READ_AT, UNIT, WRAP, WRITER_CPU_AT,
 };
 use crate::outgoing::Lie;
 use crate::progress::Progress;
@@ -163,23 +163,27 @@ impl<'m> Incoming<'m> {
 
     /// Begins to look, unless somebody sleeps.
     pub fn look(self) -> bool {
-        self.direction.change(|word| (word & LOOKING == 0 && word & (LOOKING - SLEEPER) == 0).then_some(word | LOOKING))
+        self.direction.change(|word| (word & LOOKING == 0 && word & SLEEPERS == 0).then_some(word | LOOKING))
     }
 
     /// Stops looking and counts as a sleeper until [`wake`](Incoming::wake), unless more was published than the `seen`
     /// records: then false, and there is something to read. Afterwards everything new comes by TCP.
     pub fn sleep(self, seen: u64) -> bool {
-        self.direction.change(|word| (word & COUNT == seen).then_some((word & !LOOKING) + SLEEPER))
+        self.direction.change(|word| {
+            // More sleepers than can be counted are a lie, and must not become *looking*.
+            let sleeper = if word & SLEEPERS == SLEEPERS { 0 } else { SLEEPER };
+            (word & COUNT == seen).then_some((word & !LOOKING) + sleeper)
+        })
     }
 
     /// Is no sleeper any more.
     pub fn wake(self) {
-        self.direction.change(|word| (word & (LOOKING - SLEEPER) != 0).then(|| word - SLEEPER));
+        self.direction.change(|word| (word & SLEEPERS != 0).then(|| word - SLEEPER));
     }
 
     /// Nobody sleeps, as whoever is alone with the connection knows: sleepers that were killed did not say so.
     pub fn forget_sleepers(self) {
-        self.direction.change(|word| (word & (LOOKING - SLEEPER) != 0).then_some(word & (LOOKING | (SLEEPER - 1))));
+        self.direction.change(|word| (word & SLEEPERS != 0).then_some(word & !SLEEPERS));
     }
 
     /// Whether the writer may publish now.
@@ -224,7 +228,7 @@ impl<'m> Incoming<'m> {
 
     /// Stops looking whatever there is to read.
     pub fn turn_away(self) {
-        while !self.stop_looking(self.published()) {}
+        self.direction.change(|word| (word & LOOKING != 0).then_some(word & !LOOKING));
     }
 
     /// Counts bytes that were taken from TCP.

@@ -283,6 +283,8 @@ pub(crate) const WRITER_LOCK_AT: usize = 160;
 pub(crate) const LOOKING: u64 = 1 << 63;
 /// One of those in [`WORD_AT`] who sleep in the kernel, or read there without a bound: while there is one, nobody looks.
 pub(crate) const SLEEPER: u64 = 1 << 48;
+/// All of them.
+pub(crate) const SLEEPERS: u64 = LOOKING - SLEEPER;
 /// One of the sends by TCP in [`WORD_AT`] that have begun, modulo 65,536: a record that was prepared before one began is
 /// not published after it.
 pub(crate) const SEND: u64 = 1 << 32;

@@ -103,7 +103,7 @@ impl<'m> Outgoing<'m> {
         loop {
             // Publishes the record: pairs with the reader's load of the word. It cannot succeed once the reader has
             // stopped looking, and a reader cannot stop without having seen what was published before.
-            let next = word & !COUNT | (word + 1) & COUNT;
+            let next = word & !COUNT | word.wrapping_add(1) & COUNT;
             match memory.exchange64(self.at(WORD_AT), word, next) {
                 Ok(()) => return Published::Done(len),
                 Err(now) if now & LOOKING == 0 || (now ^ word) & SENDS != 0 => return Published::NotLooked,
@@ -125,13 +125,13 @@ impl<'m> Outgoing<'m> {
         self.memory().store64(self.at(KNOWN_AT), now);
         match fit(count, place, Progress::of(now), units)? {
             Some(found) => Ok(Some(found)),
-            None => Ok(self.grow(place).filter(|grown| grown.at + units < grown.capacity)),
+            None => Ok(self.grow(count, place).filter(|grown| grown.at + units < grown.capacity)),
         }
     }
 
     /// Twice the capacity, where the place is before its end, the area and the region's spare bytes allow it.
     #[cold]
-    fn grow(self, place: Place) -> Option<Place> {
+    fn grow(self, count: u64, place: Place) -> Option<Place> {
         let grown = Place { capacity: place.capacity * 2, ..place };
         let bytes = (place.capacity * UNIT) as u64;
         let progress = Progress::of(self.memory().load64(self.at(KNOWN_AT)));
@@ -139,8 +139,12 @@ impl<'m> Outgoing<'m> {
         if grown.capacity > AREA_BYTES / UNIT || place.at < progress.at {
             return None;
         }
-        let region = self.region?;
-        (region.take_spare(bytes)).then_some(grown)
+        if !self.region?.take_spare(bytes) {
+            return None;
+        }
+        // At once: what was taken is not lost with a record that is not published.
+        self.memory().store64(self.at(PLACES_AT + 8 * (count & 1) as usize), grown.word());
+        Some(grown)
     }
 
     /// Bytes given to TCP so far, which the next record will carry.
@@ -176,7 +180,7 @@ impl<'m> Outgoing<'m> {
     /// Counts bytes that went by TCP, and tells a reader who is looking that they are there.
     #[inline]
     pub fn sent_by_tcp(self, bytes: u64) {
-        let now = self.memory().add64(self.at(TCP_WRITTEN_AT), bytes) + bytes;
+        let now = self.memory().add64(self.at(TCP_WRITTEN_AT), bytes).wrapping_add(bytes);
         // Another thread may have told a higher number already; then that one stays.
         if self.memory().glance64(self.at(TCP_HINT_AT)) < now {
             self.memory().store64(self.at(TCP_HINT_AT), now);

@@ -237,6 +237,45 @@ fn words_that_cannot_be_true_are_lies_and_nothing_worse() {
 }
 
 #[test]
+fn counts_at_their_highest_go_on_counting() {
+    let memory = region();
+    let lane = lane(&memory, 0);
+    let (out, from) = (lane.outgoing(Side::First), lane.incoming(Side::Second));
+    let control = 4096 + 3 * 1024;
+    // Looking, all the sleepers, sends and records that can be told, and as many bytes by TCP.
+    memory.store64(control, u64::MAX);
+    memory.store64(control + 128, u64::MAX);
+    memory.store64(control + 152, (u64::MAX >> 32) << 32);
+    assert_eq!(publish(out, 0, 4), Published::Done(4));
+    assert_eq!(memory.load64(control), u64::MAX << 32);
+    out.sent_by_tcp(2);
+    assert_eq!(out.tcp_written(), 1);
+    assert!(from.sleep(from.published()) && !from.is_looking(), "one sleeper more is not *looking*");
+    from.wake();
+    assert!(!from.is_looking());
+}
+
+#[test]
+fn what_a_lane_grew_by_is_not_lost_with_a_record_that_is_not_published() {
+    let memory = region();
+    let lane = lane(&memory, 1 << 20);
+    let (out, from) = (lane.outgoing(Side::First), lane.incoming(Side::Second));
+    from.look();
+    while publish(out, 0, RECORD_MAX) == Published::Done(RECORD_MAX) && from.published() < 3 {}
+    assert_eq!(lane.bytes(), 2 * crate::CAPACITY_LEAST, "the next one does not fit");
+    for _ in 0..20 {
+        from.look();
+        let refused = out.publish(RECORD_MAX, |_, _| {
+            from.turn_away();
+            RECORD_MAX
+        });
+        assert_eq!(refused, Published::NotLooked);
+        let grown = lane.bytes() - 2 * crate::CAPACITY_LEAST;
+        assert_eq!(LaneRegion::adopt(&memory).unwrap().spare() + grown as u64, 1 << 20);
+    }
+}
+
+#[test]
 fn holders_come_and_go() {
     let memory = region();
     let holders = lane(&memory, 0).holders(Side::First);
