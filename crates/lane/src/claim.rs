@@ -3,7 +3,7 @@
 //! A claim is proven by the TCP descriptor itself, which goes with it. Asking takes one connection to the registry, made
 //! for the question and closed with the answer: no descriptor stays in the program.
 
-use crate::layout::{REGION_BYTES, Side};
+use crate::layout::{LANES, REGION_BYTES, Side};
 use highwire_mem::{PeerRegion, RegionError, SharedMemory};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -61,12 +61,13 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    pub(crate) fn from_number(number: u32) -> Refusal {
+    fn from_number(number: u32) -> Option<Refusal> {
         match number {
-            1 => Refusal::NotConnected,
-            2 => Refusal::Exhausted,
-            3 => Refusal::OtherNamespace,
-            _ => Refusal::Malformed,
+            1 => Some(Refusal::NotConnected),
+            2 => Some(Refusal::Exhausted),
+            3 => Some(Refusal::OtherNamespace),
+            4 => Some(Refusal::Malformed),
+            _ => None,
         }
     }
 }
@@ -162,55 +163,87 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<(usize,
     Ok((received.bytes, descriptor))
 }
 
-pub(crate) const MESSAGE_BYTES: usize = 32;
+/// Bytes of each message.
+pub const MESSAGE_BYTES: usize = 32;
 const MAGIC: u32 = u32::from_le_bytes(*b"HWCL");
 const VERSION: u32 = 1;
 
 /// What comes with the descriptor.
-pub(crate) struct Request {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
     /// The process, as it knows itself.
-    pub(crate) process: u32,
+    pub process: u32,
 }
 
 impl Request {
-    pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
         encode(1, self.process, 0, 0)
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Request> {
-        let [kind, process, ..] = fields(bytes)?;
-        (kind == 1).then_some(Request { process })
+    /// One that was received; `None` for what [`encode`](Request::encode) does not write.
+    pub fn decode(bytes: &[u8]) -> Option<Request> {
+        match fields(bytes)? {
+            (1, process, 0, 0) => Some(Request { process }),
+            _ => None,
+        }
     }
 }
 
-pub(crate) enum Reply {
-    Waiting { place: u16, value: u64 },
-    Paired { region: u64, lane: usize, side: Side },
+/// What the registry says; a descriptor may come with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// The other end has not come yet.
+    Waiting {
+        /// Word of the board.
+        place: u16,
+        /// What it was.
+        value: u64,
+    },
+    /// Both ends have come.
+    Paired {
+        /// Number of the region.
+        region: u64,
+        /// Lane in it.
+        lane: usize,
+        /// End of the lane.
+        side: Side,
+    },
+    /// There is no lane.
     Refused(Refusal),
 }
 
 impl Reply {
-    pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
         match *self {
             Reply::Waiting { place, value } => encode(2, place.into(), 0, value),
             Reply::Paired { region, lane, side } => encode(3, lane as u32, side.number() as u32, region),
             Reply::Refused(why) => encode(4, why as u32, 0, 0),
         }
     }
+
+    /// One that was received; `None` for what no registry says, also of places and lanes that there are not.
+    pub fn decode(bytes: &[u8]) -> Option<Reply> {
+        match fields(bytes)? {
+            (2, place, 0, value) if (place as usize) < BOARD_WORDS => {
+                Some(Reply::Waiting { place: place as u16, value })
+            }
+            (3, lane, side, region) if (lane as usize) < LANES => {
+                Some(Reply::Paired { region, lane: lane as usize, side: Side::from_number(side)? })
+            }
+            (4, why, 0, 0) => Refusal::from_number(why).map(Reply::Refused),
+            _ => None,
+        }
+    }
 }
 
 fn decode_answer(bytes: &[u8], memory: Option<OwnedFd>) -> Option<Answer> {
-    let [kind, first, second, low, high] = fields(bytes)?;
-    let wide = u64::from(low) | u64::from(high) << 32;
-    match kind {
-        2 => Some(Answer::Waiting { board: memory, place: first.try_into().ok()?, value: wide }),
-        3 => {
-            let lane = usize::try_from(first).ok()?;
-            Some(Answer::Paired(Pairing { region: wide, memory: memory?, lane, side: Side::from_number(second)? }))
-        }
-        4 => Some(Answer::Refused(Refusal::from_number(first))),
-        _ => None,
-    }
+    Some(match Reply::decode(bytes)? {
+        Reply::Waiting { place, value } => Answer::Waiting { board: memory, place, value },
+        Reply::Paired { region, lane, side } => Answer::Paired(Pairing { region, memory: memory?, lane, side }),
+        Reply::Refused(why) => Answer::Refused(why),
+    })
 }
 
 fn encode(kind: u32, first: u32, second: u32, wide: u64) -> [u8; MESSAGE_BYTES] {
@@ -222,10 +255,15 @@ fn encode(kind: u32, first: u32, second: u32, wide: u64) -> [u8; MESSAGE_BYTES] 
     bytes
 }
 
-fn fields(bytes: &[u8]) -> Option<[u32; 5]> {
-    let word = |index: usize| bytes.get(index * 4..index * 4 + 4)?.try_into().ok().map(u32::from_le_bytes);
-    let whole = bytes.len() == MESSAGE_BYTES && word(0)? == MAGIC && word(1)? == VERSION;
-    whole.then_some([word(2)?, word(3)?, word(4)?, word(5)?, word(6)?])
+/// Kind, first, second and wide word of a message.
+fn fields(bytes: &[u8]) -> Option<(u32, u32, u32, u64)> {
+    let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().ok()?;
+    let mut words = [0; MESSAGE_BYTES / 4];
+    for (word, place) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(*place);
+    }
+    let [MAGIC, VERSION, kind, first, second, low, high, 0] = words else { return None };
+    Some((kind, first, second, u64::from(low) | u64::from(high) << 32))
 }
 
 /// Bytes of a board, and its words after the header.
@@ -290,18 +328,43 @@ mod tests {
         assert_eq!(message[16..], [0; 16]);
     }
 
+    #[test]
+    fn what_nobody_says_is_not_understood() {
+        let nonsense = [
+            (1, 7, 1, 0, "a request with more to say"),
+            (1, 7, 0, 1, "a request with still more"),
+            (2, BOARD_WORDS as u32, 0, 0, "a place beyond the board"),
+            (2, 0, 1, 0, "a word that is not used"),
+            (3, LANES as u32, 0, 0, "a lane beyond the last"),
+            (3, 0, 2, 0, "a third end"),
+            (4, 0, 0, 0, "no reason"),
+            (4, 5, 0, 0, "an unknown reason"),
+            (4, 1, 0, 1, "a reason with more to say"),
+            (5, 0, 0, 0, "an unknown kind"),
+        ];
+        for (kind, first, second, wide, what) in nonsense {
+            let message = encode(kind, first, second, wide);
+            assert!(Request::decode(&message).is_none() && Reply::decode(&message).is_none(), "{what}");
+        }
+        let mut message = Reply::Waiting { place: 0, value: 0 }.encode();
+        message[MESSAGE_BYTES - 1] = 1;
+        assert!(Reply::decode(&message).is_none(), "a last word that is not used");
+    }
+
     proptest! {
         #[test]
         fn whatever_a_registry_says_is_an_answer_or_none(
-            words in prop::array::uniform5(any::<u32>()), kind in 0u32..6, cut in 0usize..40,
+            kind in 0u32..6, first in 0u32..600, second in 0u32..3, wide in any::<u64>(), cut in 0usize..40,
         ) {
-            let [first, second, low, high, _] = words;
-            let message = [encode(kind, first, second, u64::from(low) | u64::from(high) << 32).as_slice(), &[0; 8]].concat();
+            let message = [encode(kind, first, second, wide).as_slice(), &[0; 8]].concat();
             let answer = decode_answer(&message[..cut], some_descriptor());
             prop_assert!(cut == MESSAGE_BYTES || answer.is_none());
             if let Some(Answer::Paired(pairing)) = answer {
                 prop_assert_eq!(pairing.lane, first as usize);
-                prop_assert!(second < 2);
+                prop_assert!(first < LANES as u32 && second < 2);
+            }
+            if let Some(reply) = Reply::decode(&message[..cut]) {
+                prop_assert_eq!(reply.encode().to_vec(), &message[..cut]);
             }
         }
     }
