@@ -72,10 +72,16 @@ pub struct LaneRegion<'m> {
 }
 
 impl<'m> LaneRegion<'m> {
-    /// Writes the header of a new region that may grow its lanes by `spare` bytes in all.
+    /// Writes the header of a region, as for a new one that may grow its lanes by `spare` bytes in all.
     pub fn prepare(memory: &'m SharedMemory, spare: u64) -> LaneRegion<'m> {
         memory.store64(SPARE_AT, spare);
         memory.store64(MAGIC_AT, MAGIC);
+        LaneRegion { memory }
+    }
+
+    /// A region that this process prepared, whatever was written to it since.
+    #[cfg(not(loom))]
+    pub(crate) fn own(memory: &'m SharedMemory) -> LaneRegion<'m> {
         LaneRegion { memory }
     }
 
@@ -104,11 +110,6 @@ impl<'m> LaneRegion<'m> {
             }
         }
         false
-    }
-
-    /// Sets them anew; for the registry.
-    pub fn set_spare(self, bytes: u64) {
-        self.memory.store64(SPARE_AT, bytes);
     }
 }
 

@@ -70,9 +70,16 @@ impl End {
     }
 }
 
+/// A process that claims, as the kernel knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Caller {
+    process: u32,
+    user: u32,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Claim {
-    process: u32,
+    caller: Caller,
     /// The kernel's number of the socket, which is never used again.
     cookie: u64,
     place: Option<Place>,
@@ -87,10 +94,12 @@ struct Place {
 }
 
 struct Region {
+    /// Never used again, so that nobody takes the memory that he has mapped for this one.
+    number: u64,
     memory: SharedMemory,
     descriptor: OwnedFd,
-    /// Which processes may see it.
-    members: [u32; 2],
+    /// Which processes may see it. What they do with the descriptor nobody can know: so can others of their users.
+    members: [Caller; 2],
     /// Ends that the lanes were given to.
     lanes: [Option<[End; 2]>; LANES],
     /// What it may grow by when all its lanes are new.
@@ -99,11 +108,21 @@ struct Region {
 
 impl Region {
     fn lane(&self, index: usize) -> Option<Lane<'_>> {
-        LaneRegion::adopt(&self.memory)?.lane(index)
+        LaneRegion::own(&self.memory).lane(index)
     }
 
     fn is_unused(&self) -> bool {
         self.lanes.iter().all(Option::is_none)
+    }
+
+    /// Whether all who have it mapped are dead or among these.
+    fn is_left_to(&self, members: &[Caller]) -> bool {
+        self.is_unused() && self.members.iter().all(|member| members.contains(member) || !is_alive(member.process))
+    }
+
+    /// Whether nobody of another user has ever seen it.
+    fn is_of_users(&self, members: [Caller; 2]) -> bool {
+        self.members.iter().all(|member| members.iter().any(|other| other.user == member.user))
     }
 }
 
@@ -111,7 +130,8 @@ impl Region {
 pub struct Registry {
     listener: OwnedFd,
     limits: Limits,
-    incarnation: u64,
+    /// Number of the next region; the first is random, so that those of another registry have others.
+    number: u64,
     claims: HashMap<End, Claim>,
     regions: Vec<Region>,
     callers: Vec<(OwnedFd, Instant)>,
@@ -137,14 +157,14 @@ impl Registry {
             rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
             Ok((listener, u64::from_le_bytes(random)))
         };
-        let (listener, incarnation) = begin().map_err(|errno| match errno {
+        let (listener, number) = begin().map_err(|errno| match errno {
             Errno::ADDRINUSE => RegistryError::Running,
             other => RegistryError::Listen(other),
         })?;
         Ok(Registry {
             listener,
             limits,
-            incarnation,
+            number,
             claims: HashMap::new(),
             regions: Vec::new(),
             callers: Vec::new(),
@@ -222,7 +242,7 @@ impl Registry {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let descriptors: [BorrowedFd<'_>; 1];
         if let Reply::Paired { region, .. } = reply {
-            let Some(region) = self.regions.get(region.wrapping_sub(self.incarnation) as usize) else { return };
+            let Some(region) = self.regions.iter().find(|known| known.number == *region) else { return };
             descriptors = [region.descriptor.as_fd()];
             ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         } else if let Reply::Waiting { .. } = reply {
@@ -239,26 +259,29 @@ impl Registry {
         let (Some(request), Some(proof)) = (Request::decode(message), proof) else {
             return Reply::Refused(Refusal::Malformed);
         };
-        let process = match rustix::net::sockopt::socket_peercred(caller) {
-            Ok(credentials) => credentials.pid.as_raw_nonzero().get().cast_unsigned(),
+        let caller = match rustix::net::sockopt::socket_peercred(caller) {
+            Ok(credentials) => Caller {
+                process: credentials.pid.as_raw_nonzero().get().cast_unsigned(),
+                user: credentials.uid.as_raw(),
+            },
             Err(_) => return Reply::Refused(Refusal::Malformed),
         };
         // Holders of a lane are told by process number, which must mean the same to all.
-        if process != request.process {
+        if caller.process != request.process {
             return Reply::Refused(Refusal::OtherNamespace);
         }
         let Some((end, cookie)) = identify(proof.as_fd()) else { return Reply::Refused(Refusal::NotConnected) };
         // The program may close its descriptor any moment, and this copy must not keep the connection open.
         drop(proof);
-        self.claim(end, cookie, process, now)
+        self.claim(end, cookie, caller, now)
     }
 
-    fn claim(&mut self, end: End, cookie: u64, process: u32, now: Instant) -> Reply {
+    fn claim(&mut self, end: End, cookie: u64, caller: Caller, now: Instant) -> Reply {
         let mut place = None;
         if let Some(claim) = self.claims.get_mut(&end) {
             if claim.cookie == cookie {
                 claim.asked = now;
-                claim.process = process;
+                claim.caller = caller;
                 place = claim.place;
             } else if let Some(old) = self.claims.remove(&end) {
                 self.leave(old.place);
@@ -268,16 +291,14 @@ impl Registry {
             if self.claims.len() >= CLAIMS_MAX {
                 return Reply::Refused(Refusal::Exhausted);
             }
-            self.claims.insert(end, Claim { process, cookie, place: None, asked: now });
-            match self.pair(end, process) {
+            self.claims.insert(end, Claim { caller, cookie, place: None, asked: now });
+            match self.pair(end, caller) {
                 Ok(found) => place = found,
                 Err(refusal) => return Reply::Refused(refusal),
             }
         }
         match place {
-            Some(Place { region, lane, side }) => {
-                Reply::Paired { region: self.incarnation.wrapping_add(region as u64), lane, side }
-            }
+            Some(Place { region, lane, side }) => Reply::Paired { region: self.regions[region].number, lane, side },
             None => {
                 let value = self.board.memory().load64(BOARD_AT + 8 * end.place());
                 Reply::Waiting { place: end.place() as u16, value }
@@ -286,17 +307,17 @@ impl Registry {
     }
 
     /// Gives a lane to an end whose other end has come before.
-    fn pair(&mut self, end: End, process: u32) -> Result<Option<Place>, Refusal> {
+    fn pair(&mut self, end: End, caller: Caller) -> Result<Option<Place>, Refusal> {
         let mirrored = end.mirrored();
         let Some(other) = self.claims.get(&mirrored).copied() else { return Ok(None) };
-        if !is_alive(other.process) {
+        if !is_alive(other.caller.process) {
             self.claims.remove(&mirrored);
             self.leave(other.place);
             return Ok(None);
         }
         // It may have been paired with one that was here before us: that lane is left.
         self.leave(other.place);
-        let (region, lane) = self.free_lane([other.process, process]).ok_or(Refusal::Exhausted)?;
+        let (region, lane) = self.free_lane([other.caller, caller]).ok_or(Refusal::Exhausted)?;
         self.regions[region].lanes[lane] = Some([mirrored, end]);
         self.lanes_used += 1;
         for (whose, side) in [(mirrored, Side::First), (end, Side::Second)] {
@@ -317,7 +338,7 @@ impl Registry {
         }
     }
 
-    fn free_lane(&mut self, members: [u32; 2]) -> Option<(usize, usize)> {
+    fn free_lane(&mut self, members: [Caller; 2]) -> Option<(usize, usize)> {
         if self.lanes_used >= self.limits.lanes {
             self.sweep(Instant::now());
             if self.lanes_used >= self.limits.lanes {
@@ -334,17 +355,23 @@ impl Registry {
         {
             return Some(found);
         }
-        // One that nobody uses any more can be given to others if those who saw it are dead or among them.
-        let fit = |region: &Region| {
-            region.is_unused() && region.members.iter().all(|member| members.contains(member) || !is_alive(*member))
-        };
+        // One that nobody uses any more can be given to others of the same users.
+        let fit = |region: &Region| region.is_left_to(&members) && region.is_of_users(members);
         if let Some(index) = self.regions.iter().position(fit) {
             self.regions[index].members = members;
             return Some((index, 0));
         }
-        let spare = self.growth_left.min(GROWTH_OF_REGION);
-        let region = Region::create(members, spare).ok()?;
-        self.growth_left -= spare;
+        // Of one whose members are dead only the place and what it may grow by.
+        let left = self.regions.iter().position(|region| region.is_left_to(&[]));
+        let returned = left.map_or(0, |index| self.regions[index].spare);
+        let spare = (self.growth_left + returned).min(GROWTH_OF_REGION);
+        let region = Region::create(self.number, members, spare).ok()?;
+        self.number = self.number.wrapping_add(1);
+        self.growth_left = self.growth_left + returned - spare;
+        if let Some(index) = left {
+            self.regions[index] = region;
+            return Some((index, 0));
+        }
         self.regions.push(region);
         Some((self.regions.len() - 1, 0))
     }
@@ -353,14 +380,14 @@ impl Registry {
     fn sweep(&mut self, now: Instant) {
         self.claims.retain(|_, claim| {
             let waiting = claim.place.is_none();
-            !waiting || is_alive(claim.process) && now.duration_since(claim.asked) <= CLAIM_LIFE
+            !waiting || is_alive(claim.caller.process) && now.duration_since(claim.asked) <= CLAIM_LIFE
         });
         for (number, region) in self.regions.iter_mut().enumerate() {
             for index in 0..LANES {
                 let Some(ends) = region.lanes[index] else { continue };
                 let Some(lane) = region.lane(index) else { continue };
                 for (end, side) in ends.iter().zip([Side::First, Side::Second]) {
-                    let claimant = self.claims.get(end).map_or(0, |claim| claim.process);
+                    let claimant = self.claims.get(end).map_or(0, |claim| claim.caller.process);
                     // One that has not come, and whose other end is gone, will not come any more.
                     let late = lane.state(side) == EndState::Empty && lane.state(side.other()) == EndState::Gone;
                     let anybody = !late && is_alive(claimant) || lane.holders(side).others(0).any(is_alive);
@@ -382,20 +409,18 @@ impl Registry {
                     }
                 }
             }
-            if region.is_unused()
-                && let Some(lanes) = LaneRegion::adopt(&region.memory)
-            {
-                lanes.set_spare(region.spare);
+            if region.is_unused() {
+                LaneRegion::prepare(&region.memory, region.spare);
             }
         }
     }
 }
 
 impl Region {
-    fn create(members: [u32; 2], spare: u64) -> Result<Region, RegionError> {
+    fn create(number: u64, members: [Caller; 2], spare: u64) -> Result<Region, RegionError> {
         let (memory, descriptor) = SharedMemory::create(REGION_BYTES)?;
         LaneRegion::prepare(&memory, spare);
-        Ok(Region { memory, descriptor, members, lanes: [None; LANES], spare })
+        Ok(Region { number, memory, descriptor, members, lanes: [None; LANES], spare })
     }
 }
 
@@ -421,10 +446,13 @@ fn plain(address: SocketAddr) -> SocketAddr {
 }
 
 fn is_alive(process: u32) -> bool {
-    rustix::process::Pid::from_raw(process.cast_signed())
-        .is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
+    // A number of the region may be anything; of groups and of everybody the kernel is not asked.
+    let number = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
+    process == UNBORN || number.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
 }
 
+/// Holds a place for a child that is about to be forked.
+const UNBORN: u32 = u32::MAX;
 const SWEEP: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 const CLAIM_LIFE: Duration = Duration::from_secs(60);

@@ -118,6 +118,10 @@ fn own_number() -> u32 {
     std::process::id()
 }
 
+fn caller(process: u32) -> Caller {
+    Caller { process, user: 0 }
+}
+
 /// The number of a process that is no more.
 fn dead_number() -> u32 {
     let mut child = std::process::Command::new("true").spawn().unwrap();
@@ -284,16 +288,16 @@ fn a_lane_stays_while_one_end_is_held() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
     let dead = dead_number();
-    registry.claim(end(1), 1, dead, now);
+    registry.claim(end(1), 1, caller(dead), now);
     // The other end finds nobody: the one that came first is dead.
-    assert!(matches!(registry.claim(end(1).mirrored(), 2, own_number(), now), Reply::Waiting { .. }));
-    registry.claim(end(2), 3, own_number(), now);
-    let (lane, side) = place_of(&registry.claim(end(2).mirrored(), 4, own_number(), now));
+    assert!(matches!(registry.claim(end(1).mirrored(), 2, caller(own_number()), now), Reply::Waiting { .. }));
+    registry.claim(end(2), 3, caller(own_number()), now);
+    let (lane, side) = place_of(&registry.claim(end(2).mirrored(), 4, caller(own_number()), now));
     assert_eq!(side, Side::Second);
     let held = |registry: &Registry| registry.regions[0].lane(lane).unwrap().holders(Side::First).add(own_number());
     assert!(held(&registry));
     for claim in registry.claims.values_mut() {
-        claim.process = dead;
+        claim.caller.process = dead;
     }
     registry.sweep(now);
     let state = |registry: &Registry, side| registry.regions[0].lane(lane).unwrap().state(side);
@@ -310,12 +314,12 @@ fn a_lane_stays_while_one_end_is_held() {
 fn claims_that_nobody_answers_are_forgotten() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, own_number(), now);
+    registry.claim(end(1), 1, caller(own_number()), now);
     registry.sweep(now + CLAIM_LIFE);
     assert_eq!(registry.claims.len(), 1);
     registry.sweep(now + CLAIM_LIFE + Duration::from_millis(1));
     assert!(registry.claims.is_empty());
-    registry.claim(end(1), 1, dead_number(), now);
+    registry.claim(end(1), 1, caller(dead_number()), now);
     registry.sweep(now);
     assert!(registry.claims.is_empty(), "a dead process waits for nobody");
 }
@@ -324,22 +328,22 @@ fn claims_that_nobody_answers_are_forgotten() {
 fn another_socket_of_the_same_names_does_not_inherit_a_lane() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, own_number(), now);
-    let (old, _) = place_of(&registry.claim(end(1).mirrored(), 2, own_number(), now));
+    registry.claim(end(1), 1, caller(own_number()), now);
+    let (old, _) = place_of(&registry.claim(end(1).mirrored(), 2, caller(own_number()), now));
     // The kernel gave the port to the next one.
-    let (new, side) = place_of(&registry.claim(end(1).mirrored(), 3, own_number(), now));
+    let (new, side) = place_of(&registry.claim(end(1).mirrored(), 3, caller(own_number()), now));
     assert_ne!(old, new);
     assert_eq!(side, Side::Second);
     let left = registry.regions[0].lane(old).unwrap();
     assert_eq!([Side::First, Side::Second].map(|side| left.state(side)), [EndState::Gone; 2]);
-    assert_eq!(place_of(&registry.claim(end(1), 1, own_number(), now)), (new, Side::First));
+    assert_eq!(place_of(&registry.claim(end(1), 1, caller(own_number()), now)), (new, Side::First));
 }
 
 #[test]
 fn a_region_is_seen_by_two_processes_and_no_third() {
     let mut registry = registry(Limits { growth: GROWTH_OF_REGION + 4096, ..Limits::default() });
-    let [one, two, three] = [own_number(), 1, std::os::unix::process::parent_id()];
-    let mut take = |members: [u32; 2]| {
+    let [one, two, three] = [own_number(), 1, std::os::unix::process::parent_id()].map(caller);
+    let mut take = |members: [Caller; 2]| {
         let (region, lane) = registry.free_lane(members).unwrap();
         registry.regions[region].lanes[lane] = Some([end(1), end(2)]);
         (region, lane)
@@ -358,8 +362,55 @@ fn a_region_is_seen_by_two_processes_and_no_third() {
     let count = registry.regions.len();
     assert_eq!(registry.free_lane([two, two]), Some((count, 0)));
     registry.regions[count].lanes = [Some([end(3), end(4)]); LANES];
-    registry.regions[1].members = [dead_number(), two];
+    registry.regions[1].members = [caller(dead_number()), two];
+    let number = registry.regions[1].number;
     assert_eq!(registry.free_lane([two, two]), Some((1, 0)));
+    assert_eq!(registry.regions[1].number, number, "it is mapped already");
+}
+
+/// A process can leave the descriptor to others before it dies.
+#[test]
+fn memory_that_another_user_has_seen_is_given_to_nobody() {
+    let mut registry = registry(Limits { growth: GROWTH_OF_REGION, ..Limits::default() });
+    let server = caller(own_number());
+    let [of_one, of_another] = [1000, 1001].map(|user| Caller { process: dead_number(), user });
+    assert_eq!(registry.free_lane([server, of_one]), Some((0, 0)));
+    let number = registry.regions[0].number;
+    assert_eq!(registry.free_lane([of_another, server]), Some((1, 0)), "the other one's is not given to him");
+    assert_eq!(registry.regions[1].spare, 0);
+    let later = Caller { process: dead_number(), ..of_one };
+    assert_eq!(registry.free_lane([server, later]), Some((0, 0)), "one of the same user gets it");
+    assert_eq!(registry.regions[0].number, number);
+    // All who saw it are dead: its place and what it may grow by are there for others, its memory is not.
+    registry.regions[0].members = [of_one; 2];
+    assert_eq!(registry.free_lane([of_another; 2]), Some((0, 0)));
+    assert_ne!(registry.regions[0].number, number);
+    assert_eq!(registry.regions[0].spare, GROWTH_OF_REGION);
+    assert_eq!((registry.regions.len(), registry.growth_left), (2, 0));
+}
+
+/// Whatever those of a region write to it, its lanes come back when they are dead, and as new.
+#[test]
+fn lanes_of_scribbled_memory_are_taken_back() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    registry.claim(end(1), 1, caller(own_number()), now);
+    let (lane, _) = place_of(&registry.claim(end(1).mirrored(), 2, caller(own_number()), now));
+    let memory = &registry.regions[0].memory;
+    memory.store64(0, 7);
+    memory.store64(64, u64::MAX);
+    // Holders that cannot be: groups of processes.
+    for at in (0..64).step_by(4) {
+        memory.store32(4096 + 1024 * lane + 512 + 16 + at, 0x8000_0001 + at as u32);
+    }
+    for claim in registry.claims.values_mut() {
+        claim.caller.process = dead_number();
+    }
+    registry.sweep(now);
+    assert_eq!((registry.lanes_used, registry.claims.len()), (0, 0));
+    let region = LaneRegion::adopt(&registry.regions[0].memory).expect("it is one again");
+    assert_eq!(region.spare(), registry.regions[0].spare);
+    assert_eq!(region.lane(lane).unwrap().holders(Side::First).others(0).count(), 0);
 }
 
 #[test]
@@ -407,9 +458,9 @@ fn a_registry_that_nobody_needs_ends() {
 fn a_lane_that_is_taken_back_leaves_claims_of_other_regions() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, own_number(), now);
-    registry.claim(end(1).mirrored(), 2, own_number(), now);
-    registry.claim(end(1).mirrored(), 3, std::os::unix::process::parent_id(), now);
+    registry.claim(end(1), 1, caller(own_number()), now);
+    registry.claim(end(1).mirrored(), 2, caller(own_number()), now);
+    registry.claim(end(1).mirrored(), 3, caller(std::os::unix::process::parent_id()), now);
     assert_eq!(registry.claims[&end(1)].place.map(|place| (place.region, place.lane)), Some((1, 0)));
     registry.sweep(now);
     assert!(registry.claims.contains_key(&end(1)));
@@ -419,8 +470,8 @@ fn a_lane_that_is_taken_back_leaves_claims_of_other_regions() {
 fn a_lane_is_taken_back_from_an_end_that_never_came_when_the_other_one_is_gone() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, own_number(), now);
-    registry.claim(end(1).mirrored(), 2, own_number(), now);
+    registry.claim(end(1), 1, caller(own_number()), now);
+    registry.claim(end(1).mirrored(), 2, caller(own_number()), now);
     registry.sweep(now);
     assert_eq!(registry.lanes_used, 1, "both may still come");
     let place = registry.claims[&end(1)].place.unwrap();
