@@ -100,24 +100,33 @@ impl Ground {
 
 /// A user without privileges, who has the command under test where it can be read.
 pub struct Nobody {
+    user: u32,
     highwire: PathBuf,
     own: PathBuf,
 }
 
 impl Nobody {
     pub fn new(ground: &Ground) -> Nobody {
+        Nobody::numbered(ground, NOBODY)
+    }
+
+    /// One of several.
+    pub fn numbered(ground: &Ground, user: u32) -> Nobody {
         let highwire = ground.directory("binaries").join("highwire");
-        std::fs::copy(HIGHWIRE, &highwire).unwrap();
-        let own = ground.directory("own");
+        if !highwire.exists() {
+            std::fs::copy(HIGHWIRE, &highwire).unwrap();
+        }
+        let own = ground.directory(&format!("own-{user}"));
         std::fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
-        std::os::unix::fs::chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
-        Nobody { highwire, own }
+        std::os::unix::fs::chown(&own, Some(user), Some(user)).unwrap();
+        Nobody { user, highwire, own }
     }
 
     /// A program as this user runs it.
     pub fn command(&self, program: &Path) -> Command {
+        let user = self.user;
         let mut command = Command::new(installed("setpriv", "util-linux"));
-        command.args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}"), "--clear-groups", "--"]).arg(program);
+        command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups", "--"]).arg(program);
         command.env("HIGHWIRE_RUNTIME_DIR", &self.own).env("HOME", &self.own).current_dir("/").stdin(Stdio::null());
         command
     }

@@ -15,3 +15,4 @@ mod plainly;
 mod programs;
 mod scenario;
 mod sizes;
+mod users;

@@ -156,12 +156,12 @@ fn enter(ground: &Ground, program: &Path) -> Vec<String> {
 }
 
 /// Two network namespaces and what joins them, taken down with this value.
-struct Network {
-    names: [String; 2],
+pub struct Network {
+    pub names: [String; 2],
 }
 
 impl Network {
-    fn new() -> Network {
+    pub fn new() -> Network {
         let id = std::process::id();
         let network = Network { names: [format!("hwlane{id}a"), format!("hwlane{id}b")] };
         let [a, b] = &network.names;
