@@ -9,7 +9,7 @@ use highwire_lane::counters::{
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 #[repr(C, align(4096))]
 struct Page {
@@ -44,6 +44,10 @@ pub(crate) fn explain(slot: &Slot, reason: Reason) {
 
 /// Begins anew for a slot.
 pub(crate) fn clear(slot: &Slot) {
+    let end = HEADER_WORDS * 8 + (slot.index() + 1) * SLOT_WORDS * 8;
+    if SHOWN.load(Ordering::Relaxed) && end > BACKED.load(Ordering::Relaxed) && !back(end) {
+        give_up();
+    }
     PAGE.slots[slot.index()].iter().for_each(|word| word.store(0, Ordering::Relaxed));
 }
 
@@ -73,17 +77,50 @@ pub(crate) fn show() {
     let place = (&raw const PAGE).cast_mut().cast();
     // SAFETY: replaces exactly the pages of PAGE, which are aligned and nothing but atomic words, by pages of zeroes.
     if unsafe { rustix::mm::mmap(place, size_of::<Page>(), read_write, fixed, &file, 0) }.is_ok() {
+        BACKED.store(0, Ordering::Relaxed);
+        if !back(4096) {
+            give_up();
+            return;
+        }
         PAGE.header[PROCESS_WORD].store(process.into(), Ordering::Relaxed);
         PAGE.header[0].store(MAGIC, Ordering::Release);
     }
 }
+
+/// Has memory for the beginning of the file, which it gets in pages. False where there is none: to write there would kill the
+/// process.
+fn back(bytes: usize) -> bool {
+    let bytes = bytes.next_multiple_of(4096);
+    let begin = BACKED.load(Ordering::Relaxed).min(bytes);
+    // SAFETY: pages of PAGE.
+    let backed = unsafe {
+        let place = (&raw const PAGE).cast_mut().byte_add(begin).cast();
+        rustix::mm::madvise(place, bytes - begin, rustix::mm::Advice::LinuxPopulateWrite).is_ok()
+    };
+    if backed {
+        BACKED.fetch_max(bytes, Ordering::Relaxed);
+    }
+    backed
+}
+
+/// Shows nothing any more, and goes on.
+fn give_up() {
+    hide();
+    detach();
+    // Nobody tries again.
+    SHOWN.store(true, Ordering::Relaxed);
+    BACKED.store(usize::MAX, Ordering::Relaxed);
+}
+
+/// Bytes of the file that have memory.
+static BACKED: AtomicUsize = AtomicUsize::new(0);
 
 /// In a forked child: pages of its own, as they are.
 pub(crate) fn detach() {
     if !SHOWN.swap(false, Ordering::Relaxed) {
         return;
     }
-    let switch = PAGE.header[SWITCH_WORD].load(Ordering::Relaxed);
+    let switch = if BACKED.load(Ordering::Relaxed) > 0 { PAGE.header[SWITCH_WORD].load(Ordering::Relaxed) } else { 0 };
     let (read_write, fixed) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
     let place = (&raw const PAGE).cast_mut().cast();
     // SAFETY: as in `show`.

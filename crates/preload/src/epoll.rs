@@ -14,7 +14,7 @@ use highwire_mem::ticks;
 use libc::{c_int, epoll_event};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-const SETS: usize = 64;
+const SETS: usize = 256;
 const MEMBERS: usize = 1024;
 const REGISTRATIONS: usize = 8192;
 /// Sets in sets in sets.
@@ -507,8 +507,16 @@ fn make(fd: c_int) -> Option<usize> {
         word.store(0, Ordering::SeqCst);
     }
     set.descriptor.store(fd, Ordering::SeqCst);
-    table::make_set(fd, index);
-    Some(index)
+    if table::make_set(fd, index) {
+        return Some(index);
+    }
+    set.used.store(0, Ordering::SeqCst);
+    set_of(fd)
+}
+
+/// Somebody waits on a set: from the first wait on everybody who sleeps on it is known.
+pub(crate) fn see(fd: c_int) {
+    let _ = make(fd);
 }
 
 /// The set is closed.

@@ -7,7 +7,6 @@ use crate::raw::{self, Parts};
 use crate::receive::{Plan, Verdict};
 use crate::table::{self, Slot, flag, slot_of};
 use crate::{counters, epoll, log, pair, process, receive, send, spin, wait};
-use highwire_lane::Next;
 use highwire_lane::counters::Reason;
 use libc::{c_int, c_void, iovec, msghdr, nfds_t, pollfd, size_t, ssize_t};
 use std::sync::atomic::Ordering;
@@ -239,38 +238,18 @@ unsafe extern "C" fn hw_send_file(fd: c_int, plan: *mut Plan, file: c_int, offse
     send::send_file(fd, plan, file, offset, count)
 }
 
-/// What the lane has goes to a pipe; then as much of TCP as may be moved without passing a record.
-///
 /// # Safety
 /// `plan` is the shim's.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn hw_splice_out(fd: c_int, plan: *mut Plan, to: c_int, count: size_t) -> Verdict {
-    process::notice_fork();
+unsafe extern "C" fn hw_splice_out(
+    fd: c_int,
+    plan: *mut Plan,
+    to: c_int,
+    count: size_t,
+    nonblocking: c_int,
+) -> Verdict {
     // SAFETY: on the shim's stack.
-    let plan = unsafe { &mut *plan };
-    plan.limit = count;
-    let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
-    plan.of(slot);
-    let Some(end) = slot.end() else {
-        slot.enter_kernel();
-        return Verdict::Kernel;
-    };
-    end.incoming.turn_away();
-    match end.incoming.next() {
-        Next::Record(record) => {
-            let mut bytes = [0; 4096];
-            let most = count.min(bytes.len()).min(record.left());
-            end.incoming.take(record, most, false, |memory, at, _| memory.copy_out(at, &mut bytes[..most]));
-            if let Ok(written) = raw::write(to, &bytes[..most]) {
-                end.incoming.take(record, written, true, |_, _, _| {});
-                plan.done = written;
-                return Verdict::Done;
-            }
-        }
-        Next::Tcp(bound) => plan.limit = count.min(bound as usize),
-        Next::Nothing | Next::Lie => {}
-    }
-    receive::to_kernel_asleep(slot, end)
+    receive::to_pipe(fd, unsafe { &mut *plan }, to, count, nonblocking == 0)
 }
 
 /// The shim's `struct inside`.
@@ -315,6 +294,11 @@ unsafe extern "C" fn hw_abandoned(inside: *const Inside) {
         SENDING => send::abandoned(slot),
         _ => {}
     }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_epoll_seen(set: c_int) {
+    epoll::see(set);
 }
 
 #[unsafe(no_mangle)]

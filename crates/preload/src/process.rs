@@ -122,6 +122,7 @@ pub(crate) fn is_foreign() -> bool {
     VFORKED.load(Ordering::Relaxed) && raw::process() != number()
 }
 
+#[unsafe(export_name = "hw_before_vfork")]
 pub(crate) extern "C" fn before_vfork() {
     // For good: other threads may be in a vfork of their own.
     VFORKED.store(true, Ordering::Relaxed);

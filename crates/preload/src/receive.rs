@@ -111,8 +111,52 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
     verdict
 }
 
+/// Decides a splice to a pipe: what the lane has goes there, then as much of TCP as may be moved without passing a record.
+pub(crate) fn to_pipe(fd: c_int, plan: &mut Plan, to: c_int, count: usize, waits: bool) -> Verdict {
+    process::notice_fork();
+    plan.limit = count;
+    let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
+    plan.of(slot);
+    let Some(end) = slot.end() else { return to_kernel(slot) };
+    end.incoming.turn_away();
+    if !lock(slot, end, &slot.receive_frame, end.incoming.lock()) {
+        return plan.fail(libc::EINTR);
+    }
+    let verdict = match end.incoming.next() {
+        Next::Record(record) => {
+            let mut room = [libc::pollfd { fd: to, events: libc::POLLOUT, revents: 0 }];
+            // A pipe that has room has it for a page.
+            let mut bytes = [0; 4096];
+            let most = count.min(bytes.len()).min(record.left());
+            if raw::poll(&mut room) == Ok(0) {
+                if waits { Verdict::Wait } else { plan.fail(libc::EAGAIN) }
+            } else {
+                end.incoming.take(record, most, false, |memory, at, _| memory.copy_out(at, &mut bytes[..most]));
+                match raw::write(to, &bytes[..most]) {
+                    Ok(written) => {
+                        end.incoming.take(record, written, true, |_, _, _| {});
+                        plan.done = written;
+                        Verdict::Done
+                    }
+                    Err(error) => plan.fail(error),
+                }
+            }
+        }
+        Next::Tcp(bound) => {
+            plan.limit = count.min(bound as usize);
+            to_kernel_asleep(slot, end)
+        }
+        Next::Nothing | Next::Lie => to_kernel_asleep(slot, end),
+    };
+    end.incoming.lock().unlock(spin::thread());
+    verdict
+}
+
 /// Tries to be a connection with a lane again.
 pub(crate) fn settle(slot: &Slot, fd: c_int) {
+    if process::is_sandboxed() {
+        return;
+    }
     if slot.has(flag::SHARED) {
         process::is_alone(slot, fd);
     } else {

@@ -308,8 +308,11 @@ pub(crate) fn set_of(fd: i32) -> Option<usize> {
     (entry & EPOLL != 0).then_some((entry & 0xffff) as usize)
 }
 
-pub(crate) fn make_set(fd: i32, set: usize) {
-    set_entry(fd, EPOLL | set as u32);
+/// A descriptor is known as an epoll set from now on. False if it already is one, or a connection, or has no entry.
+pub(crate) fn make_set(fd: i32, set: usize) -> bool {
+    let Some(word) = usize::try_from(fd).ok().and_then(|fd| hw_descriptors.get(fd)) else { return false };
+    let change = |entry: u32| (entry & (EPOLL | SOCKET) == 0).then_some(EPOLL | set as u32);
+    word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).is_ok()
 }
 
 /// The slot of this number, if it is still the same connection's.

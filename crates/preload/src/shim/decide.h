@@ -62,7 +62,7 @@ int hw_is_before_mark(int fd);
 // Bytes: before the kernel is asked, and after.
 int hw_receive(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
 void hw_received(struct plan *, ssize_t result, int flags);
-int hw_splice_out(int fd, struct plan *, int to, size_t count);
+int hw_splice_out(int fd, struct plan *, int to, size_t count, int nonblocking);
 int hw_send(int fd, struct plan *, const struct iovec *, int count, int flags, size_t total);
 int hw_send_file(int fd, struct plan *, int file, int64_t *offset, size_t count);
 void hw_sent(struct plan *, ssize_t result, int flags, int error);
@@ -70,6 +70,7 @@ void hw_sent(struct plan *, ssize_t result, int flags, int error);
 // Waiting.
 int hw_poll(struct pollfd *, nfds_t count, int64_t timeout_ns, int *sleeping);
 void hw_polled(void);
+void hw_epoll_seen(int set);
 int hw_epoll_put_off(int set, int operation, int fd, const struct epoll_event *);
 void hw_epoll_ctl(int set, int operation, int fd, const struct epoll_event *);
 int hw_epoll_wait(int set, struct epoll_event *, int most, int64_t timeout_ns, struct plan *);
@@ -81,6 +82,7 @@ void hw_abandoned(const struct inside *);
 // Forks, new programs, sandboxes (process.rs).
 void hw_before_fork(void);
 void hw_after_fork(int child);
+void hw_before_vfork(void);
 void hw_before_spawn(void);
 void hw_after_spawn(int child);
 void hw_before_exec(void);

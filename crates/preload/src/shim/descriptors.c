@@ -19,13 +19,13 @@ int EXPORTED(socket)(int family, int type, int protocol) {
 }
 
 int EXPORTED(accept)(int listener, struct sockaddr *name, socklen_t *length) {
-    int fd = real_accept(listener, name, length);
-    return opened(fd, IS_SOCKET(KIND(listener)) != 0, 0);
+    int is_ours = concerns(listener);
+    return opened(real_accept(listener, name, length), is_ours, 0);
 }
 
 int EXPORTED(accept4)(int listener, struct sockaddr *name, socklen_t *length, int flags) {
-    int fd = real_accept4(listener, name, length, flags);
-    return opened(fd, IS_SOCKET(KIND(listener)) != 0, (flags & SOCK_NONBLOCK) != 0);
+    int is_ours = concerns(listener);
+    return opened(real_accept4(listener, name, length, flags), is_ours, (flags & SOCK_NONBLOCK) != 0);
 }
 
 int EXPORTED(shutdown)(int fd, int how) {

@@ -8,3 +8,10 @@ void cancelled(void *record) {
     inside.kind = OUTSIDE;
     hw_abandoned(&stale);
 }
+
+int is_elsewhere(void) {
+    stack_t stack;
+    int elsewhere;
+    KEEPING_ERRNO(elsewhere = sigaltstack(NULL, &stack) == 0 && (stack.ss_flags & SS_ONSTACK));
+    return elsewhere;
+}

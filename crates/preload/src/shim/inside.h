@@ -5,7 +5,7 @@
 #include "real.h"
 #include <pthread.h>
 
-enum inside_kind { OUTSIDE = 0, RECEIVING = 1, SENDING = 2, WAITING = 3, WAITING_EPOLL = 4 };
+enum inside_kind { OUTSIDE = 0, RECEIVING = 1, SENDING = 2, WAITING = 3, WAITING_EPOLL = 4, ASKING_EPOLL = 5 };
 struct inside {
     const void *frame;
     uint32_t kind;
@@ -17,11 +17,13 @@ struct inside {
 extern __thread struct inside inside __attribute__((tls_model("initial-exec")));
 // For a thread that is cancelled: tidies up.
 void cancelled(void *);
+// Whether a handler runs on a stack of its own, which says nothing about frames.
+int is_elsewhere(void);
 #pragma GCC visibility pop
 
 // A record of an earlier call is stale if that call's frame is gone: this one is not deeper in the stack.
 static inline void tidy(void) {
-    if (unlikely(inside.kind != OUTSIDE) && (const void *)__builtin_frame_address(0) >= inside.frame) {
+    if (unlikely(inside.kind != OUTSIDE) && (const void *)__builtin_frame_address(0) >= inside.frame && !is_elsewhere()) {
         struct inside stale = inside;
         inside.kind = OUTSIDE;
         hw_abandoned(&stale);

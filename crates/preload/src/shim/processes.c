@@ -29,6 +29,8 @@ int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argum
     int forks = !(flags & (CLONE_VM | CLONE_FILES));
     if (forks)
         hw_before_fork();
+    else if (!(flags & CLONE_FILES))
+        hw_before_vfork();
     int child = real_clone(function, stack, flags, argument, a, b, c);
     if (forks)
         KEEPING_ERRNO(hw_after_fork(child));

@@ -99,8 +99,9 @@ ssize_t EXPORTED(readv)(int fd, const struct iovec *parts, int count) {
 }
 
 ssize_t EXPORTED(preadv2)(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
-    if (!concerns(fd) || offset != -1 || (flags & ~RWF_NOWAIT) || count <= 0 || count > PARTS_MAX ||
-        sum(parts, count) == 0)
+    // The others are for files.
+    if (!concerns(fd) || offset != -1 || (flags & ~(RWF_NOWAIT | RWF_HIPRI | RWF_DSYNC | RWF_SYNC)) || count <= 0 ||
+        count > PARTS_MAX || sum(parts, count) == 0)
         return real_preadv2(fd, parts, count, offset, flags);
     return receive(flags & RWF_NOWAIT ? RECVMSG : READV, fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }

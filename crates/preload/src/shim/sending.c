@@ -43,6 +43,15 @@ static ssize_t send_parts(enum call call, int fd, const struct iovec *parts, int
     }
 }
 
+// BY_KERNEL(fd, flags, result, call): a send that only the kernel understands, counted all the same.
+#define BY_KERNEL(fd, flags, result, call)                                                                             \
+    do {                                                                                                               \
+        struct plan plan = {0};                                                                                        \
+        hw_send(fd, &plan, NULL, 0, flags, 0);                                                                         \
+        AROUND(SENDING, &plan, result = call);                                                                         \
+        KEEPING_ERRNO(hw_sent(&plan, result, flags, errno));                                                           \
+    } while (0)
+
 ssize_t EXPORTED(write)(int fd, const void *from, size_t bytes) {
     if (!concerns(fd) || bytes == 0)
         return real_write(fd, from, bytes);
@@ -57,9 +66,13 @@ ssize_t EXPORTED(writev)(int fd, const struct iovec *parts, int count) {
 }
 
 ssize_t EXPORTED(pwritev2)(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
-    if (!concerns(fd) || offset != -1 || (flags & ~RWF_NOWAIT) || count <= 0 || count > PARTS_MAX ||
-        sum(parts, count) == 0)
+    if (!concerns(fd) || offset != -1 || count <= 0 || count > PARTS_MAX || sum(parts, count) == 0)
         return real_pwritev2(fd, parts, count, offset, flags);
+    if (flags & ~RWF_NOWAIT) {
+        ssize_t result;
+        BY_KERNEL(fd, 0, result, real_pwritev2(fd, parts, count, offset, flags));
+        return result;
+    }
     return send_parts(flags & RWF_NOWAIT ? SENDMSG : WRITEV, fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
@@ -72,7 +85,8 @@ ssize_t EXPORTED(send)(int fd, const void *from, size_t bytes, int flags) {
 
 ssize_t EXPORTED(sendto)(int fd, const void *from, size_t bytes, int flags, const struct sockaddr *to,
                          socklen_t length) {
-    if (!concerns(fd) || bytes == 0 || to != NULL)
+    // A stream has its address; another one means something only to who has none yet.
+    if (!concerns(fd) || bytes == 0 || (flags & MSG_FASTOPEN))
         return real_sendto(fd, from, bytes, flags, to, length);
     return EXPORTED(send)(fd, from, bytes, flags);
 }
@@ -81,8 +95,13 @@ ssize_t EXPORTED(sendmsg)(int fd, const struct msghdr *message, int flags) {
     if (message != NULL && message->msg_controllen > 0)
         hw_passes_descriptors(message);
     if (!concerns(fd) || message == NULL || message->msg_iovlen == 0 || message->msg_iovlen > PARTS_MAX ||
-        message->msg_controllen > 0 || message->msg_name != NULL || sum(message->msg_iov, message->msg_iovlen) == 0)
+        (flags & MSG_FASTOPEN) || sum(message->msg_iov, message->msg_iovlen) == 0)
         return real_sendmsg(fd, message, flags);
+    if (message->msg_controllen > 0) {
+        ssize_t result;
+        BY_KERNEL(fd, flags, result, real_sendmsg(fd, message, flags));
+        return result;
+    }
     return send_parts(SENDMSG, fd, message->msg_iov, message->msg_iovlen, flags);
 }
 
@@ -132,21 +151,29 @@ ssize_t EXPORTED(splice)(int in, off_t *in_at, int out, off_t *out_at, size_t by
     int from_us = concerns(in), to_us = concerns(out);
     if ((!from_us && !to_us) || bytes == 0)
         return real_splice(in, in_at, out, out_at, bytes, flags);
-    struct plan plan = {0};
     ssize_t result;
-    if (from_us) {
+    while (from_us) {
         // What the lane has goes first; nobody looks for more.
-        int verdict = hw_splice_out(in, &plan, out, bytes);
+        struct plan plan = {0};
+        int verdict = hw_splice_out(in, &plan, out, bytes, (flags & SPLICE_F_NONBLOCK) != 0);
         if (verdict == DONE)
             return (ssize_t)plan.done;
+        if (verdict == FAILED) {
+            errno = plan.error;
+            return -1;
+        }
+        if (verdict == WAIT) {
+            struct pollfd room = {out, POLLOUT, 0};
+            if (real_poll(&room, 1, -1) < 0)
+                return -1;
+            continue;
+        }
         if (plan.limit < bytes)
             bytes = plan.limit;
         AROUND(RECEIVING, &plan, result = real_splice(in, in_at, out, out_at, bytes, flags));
         KEEPING_ERRNO(hw_received(&plan, result, 0));
         return result;
     }
-    hw_send(out, &plan, NULL, 0, 0, 0);
-    AROUND(SENDING, &plan, result = real_splice(in, in_at, out, out_at, bytes, flags));
-    KEEPING_ERRNO(hw_sent(&plan, result, flags & SPLICE_F_MORE ? MSG_MORE : 0, errno));
+    BY_KERNEL(out, flags & SPLICE_F_MORE ? MSG_MORE : 0, result, real_splice(in, in_at, out, out_at, bytes, flags));
     return result;
 }

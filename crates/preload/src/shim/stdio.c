@@ -1,11 +1,30 @@
 // stdio, which reads and writes inside libc: a connection that it gets stays plain.
 #include "inside.h"
 
+// What the lane still has is in the file's buffer from the beginning, as if it had been read ahead.
+static void read_ahead(FILE *file, int fd) {
+    int there = 0;
+    if (EXPORTED(ioctl)(fd, FIONREAD, &there) != 0 || there <= 0)
+        return;
+    // Like any buffer that a program gives to a file, it outlives it.
+    size_t room = (size_t)there < BUFSIZ ? BUFSIZ : (size_t)there;
+    char *buffer = malloc(room);
+    if (buffer == NULL || setvbuf(file, buffer, _IOFBF, room) != 0)
+        return;
+    ssize_t bytes = EXPORTED(recv)(fd, buffer, (size_t)there, MSG_DONTWAIT);
+    if (bytes > 0)
+        file->_IO_read_end = buffer + bytes;
+}
+
 FILE *EXPORTED(fdopen)(int fd, const char *mode) {
     ENSURE(fdopen)
-    if (concerns(fd))
-        hw_plain(fd, BY_STDIO);
-    return real_fdopen(fd, mode);
+    if (!concerns(fd))
+        return real_fdopen(fd, mode);
+    hw_plain(fd, BY_STDIO);
+    FILE *file = real_fdopen(fd, mode);
+    if (file != NULL && (file->_flags & 4) == 0 && hw_unread(fd) > 0) // _IO_NO_READS
+        KEEPING_ERRNO(read_ahead(file, fd));
+    return file;
 }
 
 int EXPORTED(vdprintf)(int fd, const char *format, va_list arguments) {

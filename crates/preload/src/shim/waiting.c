@@ -9,9 +9,12 @@ static int64_t nanoseconds(const struct timespec *limit) {
     return limit->tv_sec * 1000000000LL + limit->tv_nsec;
 }
 
+// Connections and sets. Who sleeps on one that was inherited is known to who then reads it.
+static int is_watched_here(int fd) { return fd >= 0 && (concerns(fd) || IS_EPOLL(KIND(fd))); }
+
 static int any_concern(struct pollfd *fds, nfds_t count) {
     for (nfds_t i = 0; i < count; i++)
-        if (fds[i].fd >= 0 && (IS_SOCKET(KIND(fds[i].fd)) || IS_EPOLL(KIND(fds[i].fd))))
+        if (is_watched_here(fds[i].fd))
             return 1;
     return 0;
 }
@@ -72,7 +75,7 @@ static int wait_select(int count, fd_set *in, fd_set *out, fd_set *except, struc
         timeout = limit->tv_sec * 1000000000LL + limit->tv_usec * 1000LL;
     if (in != NULL && count <= SELECT_MAX)
         for (int fd = 0; fd < count && used < SELECT_MAX; fd++)
-            if (FD_ISSET(fd, in) && (IS_SOCKET(KIND(fd)) || IS_EPOLL(KIND(fd))))
+            if (FD_ISSET(fd, in) && is_watched_here(fd))
                 fds[used++] = (struct pollfd){fd, POLLIN, 0};
     if (used > 0) {
         tidy();
@@ -139,7 +142,9 @@ int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *even
 
 #define WAIT_EPOLL(timeout_ns, call)                                                                                   \
     for (;;) {                                                                                                         \
-        if (likely(!IS_EPOLL(KIND(set))) || most <= 0)                                                                 \
+        if (unlikely(!IS_EPOLL(KIND(set))))                                                                            \
+            KEEPING_ERRNO(hw_epoll_seen(set));                                                                         \
+        if (unlikely(!IS_EPOLL(KIND(set))) || most <= 0)                                                               \
             return call;                                                                                               \
         tidy();                                                                                                        \
         /* Again, where only what is ours was told. */                                                                 \
@@ -148,7 +153,7 @@ int EXPORTED(epoll_ctl)(int set, int operation, int fd, struct epoll_event *even
         if (ready != 0)                                                                                                \
             return ready;                                                                                              \
         int result, told;                                                                                              \
-        AROUND(WAITING_EPOLL, &plan, result = call);                                                                   \
+        AROUND(plan.limit ? WAITING_EPOLL : ASKING_EPOLL, &plan, result = call);                                                                   \
         KEEPING_ERRNO(told = hw_epoll_waited(&plan, events, result));                                                  \
         if (told != 0 || result <= 0)                                                                                  \
             return told;                                                                                               \
