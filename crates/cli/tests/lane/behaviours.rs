@@ -153,6 +153,11 @@ fn every_call_that_sends_and_every_call_that_receives() {
 }
 
 #[test]
+fn addresses_control_data_and_flags_keep_bytes_in_order() {
+    same("moving", "with_more", Expected);
+}
+
+#[test]
 fn a_lot_both_ways_at_once() {
     same("moving", "lots", Unsaid);
 }

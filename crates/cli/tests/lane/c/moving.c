@@ -477,6 +477,82 @@ static void killed_talker_server(int listener) {
     say("ended");
 }
 
+/* Calls that carry more than bytes, an address, control data or flags, and between them calls that carry bytes only: what
+ * comes first stays first. */
+static void put_with_more(struct wire *wire, size_t length, unsigned way) {
+    struct sockaddr_in peer;
+    socklen_t peer_length = sizeof peer;
+    CHECK(getpeername(wire->fd, (struct sockaddr *)&peer, &peer_length) == 0);
+    struct iovec part = {(unsigned char *)pattern(wire->out, wire->sent), length};
+    struct msghdr named = {.msg_iov = &part, .msg_iovlen = 1, .msg_name = &peer, .msg_namelen = peer_length};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(uint32_t))];
+    } control = {.header = {CMSG_LEN(sizeof(uint32_t)), SOL_SOCKET, SO_TIMESTAMPING}}; /* no timestamp at all */
+    struct msghdr controlled = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    struct mmsghdr message = {.msg_hdr = named};
+    ssize_t sent;
+    switch (way % 6) {
+    case 0: sent = sendto(wire->fd, part.iov_base, length, 0, (struct sockaddr *)&peer, peer_length); break;
+    case 1: sent = sendmsg(wire->fd, &named, 0); break;
+    case 2: sent = sendmsg(wire->fd, &controlled, 0); break;
+    case 3: sent = sendmmsg(wire->fd, &message, 1, 0) == 1 ? (ssize_t)message.msg_len : -1; break;
+    case 4: sent = pwritev2(wire->fd, &part, 1, -1, RWF_HIPRI); break;
+    default: sent = pwritev2(wire->fd, &part, 1, -1, RWF_NOWAIT); break;
+    }
+    if (sent != (ssize_t)length) die("way %u sent %zd of %zu", way % 6, sent, length);
+    wire->sent += sent;
+}
+
+static void take_with_flags(struct wire *wire, size_t length, unsigned way) {
+    double began = now_s();
+    while (length > 0) {
+        unsigned char bytes[256];
+        struct iovec part = {bytes, length};
+        ssize_t got = preadv2(wire->fd, &part, 1, -1, way % 2 ? RWF_HIPRI : RWF_NOWAIT);
+        if (now_s() - began > 3) die("preadv2 found nothing for 3 s");
+        if (got < 0 && errno == EAGAIN && way % 2 == 0) continue;
+        if (got <= 0) die("preadv2 returned %zd", got);
+        verify(wire, bytes, got);
+        length -= got;
+    }
+}
+
+static void with_more_server(int listener) {
+    struct wire wire = server_end(accept_one(listener), 0);
+    alarm(5);
+    answer_polling(&wire, ROUNDS);
+    for (unsigned number = 0; number < 200; number++) {
+        take_polling(&wire, 2 * round_length(number));
+        put(&wire, 1);
+    }
+    for (unsigned number = 0; number < 200; number++) {
+        if (number % 10 == 0) let_it_come(&wire);
+        take_with_flags(&wire, round_length(number), number / 10);
+        put(&wire, 1);
+    }
+    hold();
+    say("server done");
+}
+
+static void with_more_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    alarm(5);
+    ask_polling(&wire, ROUNDS);
+    for (unsigned number = 0; number < 200; number++) {
+        put_with_more(&wire, round_length(number), number);
+        put(&wire, round_length(number));
+        take_polling(&wire, 1);
+    }
+    for (unsigned number = 0; number < 200; number++) {
+        put(&wire, round_length(number));
+        take_polling(&wire, 1);
+    }
+    expect_end(&wire);
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"calls", calls_server, calls_client},
     {"lots", lots_server, lots_client},
@@ -488,6 +564,7 @@ static const struct scenario scenarios[] = {
     {"killed_writer", killed_writer_server, killed_writer_client},
     {"killed_reader", killed_reader_server, killed_reader_client},
     {"killed_talker", killed_talker_server, killed_talker_client},
+    {"with_more", with_more_server, with_more_client},
 };
 
 int main(int argc, char **argv) {
