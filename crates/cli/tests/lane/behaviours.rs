@@ -168,6 +168,11 @@ fn stdio_alone_and_mixed_with_calls() {
 }
 
 #[test]
+fn a_stream_that_is_opened_late_has_the_bytes_that_wait() {
+    same("moving", "opened_late", Expected);
+}
+
+#[test]
 fn corks_and_more_to_come() {
     same("moving", "cork", Unsaid);
 }

@@ -553,6 +553,40 @@ static void with_more_client(int port) {
     say("client done");
 }
 
+/* A stream that is opened on a connection while bytes wait there. */
+static void opened_late_server(int listener) {
+    for (unsigned turn = 0; turn < 6; turn++) {
+        struct wire wire = server_end(accept_one(listener), 0);
+        answer_polling(&wire, ROUNDS / 4);
+        put(&wire, 1);
+        take_polling(&wire, 1);
+        sleep_us(30000);
+        alarm(3);
+        FILE *stream = fdopen(wire.fd, turn % 2 ? "r" : "r+");
+        char line[64];
+        if (stream == NULL || fgets(line, sizeof line, stream) == NULL) die("no line");
+        alarm(0);
+        fputs(line, stdout);
+        if (turn == 5) hold();
+        fclose(stream);
+    }
+}
+
+static void opened_late_client(int port) {
+    for (unsigned turn = 0; turn < 6; turn++) {
+        struct wire wire = client_end(connect_to(port), 0);
+        ask_polling(&wire, ROUNDS / 4);
+        take_polling(&wire, 1);
+        put(&wire, 1);
+        /* It looked a moment ago, and looks no more before it opens. */
+        char line[] = {'0' + turn, '\n'};
+        CHECK(send(wire.fd, line, sizeof line, MSG_NOSIGNAL) == sizeof line);
+        expect_end(&wire);
+        close(wire.fd);
+    }
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"calls", calls_server, calls_client},
     {"lots", lots_server, lots_client},
@@ -565,6 +599,7 @@ static const struct scenario scenarios[] = {
     {"killed_reader", killed_reader_server, killed_reader_client},
     {"killed_talker", killed_talker_server, killed_talker_client},
     {"with_more", with_more_server, with_more_client},
+    {"opened_late", opened_late_server, opened_late_client},
 };
 
 int main(int argc, char **argv) {
