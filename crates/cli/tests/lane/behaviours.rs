@@ -193,6 +193,11 @@ fn a_proxy_that_splices() {
 }
 
 #[test]
+fn a_full_pipe_is_told_to_who_splices_without_waiting() {
+    same("moving", "full_pipe", Expected);
+}
+
+#[test]
 fn io_uring_alone_and_after_a_hundred_calls() {
     let ground = Ground::new();
     let scenario = Scenario::new(&ground, "kernel", "uring");

@@ -587,6 +587,53 @@ static void opened_late_client(int port) {
     say("client done");
 }
 
+/* Bytes wait, and the pipe that they are to go to has no room: that is told, not waited for, and they stay where they are. */
+static void full_pipe_server(int listener) {
+    static unsigned char bytes[1 << 16];
+    struct wire wire = server_end(accept_one(listener), 0);
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    answer_polling(&wire, ROUNDS);
+    for (unsigned turn = 0; turn < 10; turn++) {
+        set_nonblocking(ends[1], 1);
+        size_t filled = 0;
+        for (ssize_t some; (some = write(ends[1], bytes, sizeof bytes)) > 0;) filled += some;
+        set_nonblocking(ends[1], 0);
+        put(&wire, 1);
+        let_it_come(&wire);
+        alarm(3);
+        ssize_t moved = splice(wire.fd, NULL, ends[1], NULL, 4096, SPLICE_F_NONBLOCK);
+        if (moved >= 0 || errno != EAGAIN) die("splice to a full pipe returned %zd", moved);
+        alarm(0);
+        while (filled > 0) {
+            ssize_t got = read(ends[0], bytes, sizeof bytes);
+            CHECK(got > 0);
+            filled -= got;
+        }
+        memset(bytes, 0, sizeof bytes);
+        for (size_t missing = 100; missing > 0; missing -= moved) {
+            moved = splice(wire.fd, NULL, ends[1], NULL, missing, 0);
+            CHECK(moved > 0 && read(ends[0], bytes, moved) == moved);
+            verify(&wire, bytes, moved);
+        }
+        answer_polling(&wire, 20);
+    }
+    hold();
+    say("server done");
+}
+
+static void full_pipe_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    for (unsigned turn = 0; turn < 10; turn++) {
+        take_polling(&wire, 1);
+        put(&wire, 100);
+        ask_polling(&wire, 20);
+    }
+    expect_end(&wire);
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"calls", calls_server, calls_client},
     {"lots", lots_server, lots_client},
@@ -600,6 +647,7 @@ static const struct scenario scenarios[] = {
     {"killed_talker", killed_talker_server, killed_talker_client},
     {"with_more", with_more_server, with_more_client},
     {"opened_late", opened_late_server, opened_late_client},
+    {"full_pipe", full_pipe_server, full_pipe_client},
 };
 
 int main(int argc, char **argv) {
