@@ -123,6 +123,11 @@ fn one_direction_ends_and_the_other_goes_on() {
 }
 
 #[test]
+fn who_sleeps_on_a_set_hears_of_a_connection_that_is_added() {
+    same("readiness", "added", Expected);
+}
+
+#[test]
 fn descriptors_go_to_another_process_with_bytes_unread() {
     same("descriptors", "passing", Unsaid);
 }

@@ -425,6 +425,53 @@ static void half_close_client(int port) {
     say("client done: %x", wait.revents);
 }
 
+/* A thread sleeps on a set, alone or with a pipe in it, when another one adds a connection that it has read from: the
+ * sleeper is told of what comes next. */
+static void *sleep_on_set(void *epoll) {
+    return (void *)(uintptr_t)events_within(*(int *)epoll, 2000);
+}
+
+static void added_server(int listener) {
+    for (unsigned turn = 0; turn < 8; turn++) {
+        struct wire wire = server_end(accept_one(listener), 0);
+        int ends[2], epoll = epoll_create1(EPOLL_CLOEXEC);
+        struct epoll_event event = {.events = EPOLLIN};
+        CHECK(pipe(ends) == 0);
+        if (turn & 1) CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, ends[0], &event) == 0);
+        pthread_t sleeper;
+        CHECK(pthread_create(&sleeper, NULL, sleep_on_set, &epoll) == 0);
+        if (turn & 4) answer(&wire, ROUNDS / 4);
+        else answer_polling(&wire, ROUNDS / 4);
+        sleep_us(20000);
+        event.events = EPOLLIN | (turn & 2 ? EPOLLET : 0);
+        CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, wire.fd, &event) == 0);
+        sleep_us(20000);
+        nudge(&wire);
+        void *events;
+        CHECK(pthread_join(sleeper, &events) == 0);
+        if ((uintptr_t)events != EPOLLIN) die("turn %u: the sleeper was told %x", turn, (unsigned)(uintptr_t)events);
+        take_exactly(&wire, 100);
+        close(ends[0]);
+        close(ends[1]);
+        close(epoll);
+        if (turn == 7) hold();
+        close(wire.fd);
+    }
+    say("server done");
+}
+
+static void added_client(int port) {
+    for (unsigned turn = 0; turn < 8; turn++) {
+        struct wire wire = client_end(connect_to(port), 0);
+        ask_polling(&wire, ROUNDS / 4);
+        take_polling(&wire, 1);
+        put(&wire, 100);
+        expect_end(&wire);
+        close(wire.fd);
+    }
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"edge", edge_server, edge_client},
     {"oneshot", oneshot_server, oneshot_client},
@@ -434,6 +481,7 @@ static const struct scenario scenarios[] = {
     {"waits", waits_server, waits_client},
     {"connecting", connecting_server, connecting_client},
     {"half_close", half_close_server, half_close_client},
+    {"added", added_server, added_client},
 };
 
 int main(int argc, char **argv) {
