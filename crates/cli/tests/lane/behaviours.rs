@@ -10,6 +10,14 @@ fn same(program: &str, name: &str, lane: Lane) {
     Scenario::new(&Ground::new(), program, name).compare(lane);
 }
 
+/// Plainly for a moment, to know that the test is right; under Highwire for two seconds, of which only a few moments count.
+fn for_a_while(program: &str, name: &str) {
+    let ground = Ground::new();
+    let [plain, highwire] = [(Way::Plain, "0.2"), (Way::Highwire, "2")]
+        .map(|(way, seconds)| Scenario::new(&ground, program, name).with(seconds).play(way, way));
+    assert_eq!((highwire.server, highwire.client), (plain.server, plain.client));
+}
+
 #[test]
 fn a_server_that_forks_for_each_connection() {
     same("serving", "forking", Unsaid);
@@ -125,6 +133,11 @@ fn one_direction_ends_and_the_other_goes_on() {
 #[test]
 fn who_sleeps_on_a_set_hears_of_a_connection_that_is_added() {
     same("readiness", "added", Expected);
+}
+
+#[test]
+fn edges_tell_of_the_end_of_a_process() {
+    for_a_while("readiness", "gone");
 }
 
 #[test]

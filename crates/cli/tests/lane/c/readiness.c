@@ -472,6 +472,54 @@ static void added_client(int port) {
     say("client done");
 }
 
+/* Clients that exit after their last request, without a close; a server that learns of everything by edges. */
+static void gone_server(int listener) {
+    unsigned state = 12345;
+    for (;;) {
+        int fd = accept_one(listener), epoll = epoll_of(fd, EPOLLIN | EPOLLRDHUP | EPOLLET);
+        set_nonblocking(fd, 1);
+        ssize_t got = -1;
+        uint64_t total = 0;
+        while (got != 0) {
+            uint32_t events = events_within(epoll, 1000);
+            char bytes[64];
+            if (events == 0 && (got = recv(fd, bytes, 1, 0)) >= 0) die("nothing is told for 1 s, but recv says %zd", got);
+            while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0) {
+                total += got;
+                if (bytes[0] != 'l') CHECK(send(fd, bytes, got, MSG_NOSIGNAL) == got);
+                /* Meanwhile the client goes, a little earlier or later each time. */
+                state = state * 1103515245 + 12345;
+                for (double until = now_s() + (state >> 8) % 250 / 1e6; bytes[0] == 'l' && now_s() < until;) {}
+            }
+            if (got < 0) CHECK(errno == EAGAIN);
+        }
+        close(fd);
+        close(epoll);
+        if (total == 0) break;
+        CHECK(total == 84);
+    }
+    say("every end was seen");
+}
+
+static void gone_client(int port) {
+    for (double until = now_s() + atof(arguments[4]); now_s() < until;) {
+        pid_t child = fork_child();
+        if (child == 0) {
+            int fd = connect_to(port);
+            char bytes[4];
+            for (unsigned number = 0; number < 20; number++) {
+                CHECK(send(fd, "ping", 4, MSG_NOSIGNAL) == 4);
+                CHECK(recv(fd, bytes, 4, MSG_WAITALL) == 4);
+            }
+            CHECK(send(fd, "last", 4, MSG_NOSIGNAL) == 4);
+            _exit(0);
+        }
+        expect_child(child);
+    }
+    close(connect_to(port));
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"edge", edge_server, edge_client},
     {"oneshot", oneshot_server, oneshot_client},
@@ -482,6 +530,7 @@ static const struct scenario scenarios[] = {
     {"connecting", connecting_server, connecting_client},
     {"half_close", half_close_server, half_close_client},
     {"added", added_server, added_client},
+    {"gone", gone_server, gone_client},
 };
 
 int main(int argc, char **argv) {
