@@ -141,6 +141,11 @@ fn edges_tell_of_the_end_of_a_process() {
 }
 
 #[test]
+fn who_polls_is_told_though_another_one_receives_too() {
+    for_a_while("readiness", "helped");
+}
+
+#[test]
 fn descriptors_go_to_another_process_with_bytes_unread() {
     same("descriptors", "passing", Unsaid);
 }

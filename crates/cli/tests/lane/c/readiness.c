@@ -1,6 +1,7 @@
 /* Waiting in every way that Linux has: edge-triggered, one-shot, exclusive, nested and shared epoll sets, with reads that
  * leave something; poll and select; connections that are still being made; and an end in one direction only. */
 #include "lane.h"
+#include <stdatomic.h>
 #include <sys/select.h>
 
 #define ROUNDS 200
@@ -520,6 +521,57 @@ static void gone_client(int port) {
     say("client done");
 }
 
+/* One thread polls, with a long list, and answers; now and then another one is faster. */
+static int helped_fd;
+static atomic_ulong polled;
+static atomic_int over;
+
+static int answer_byte(void) {
+    char byte;
+    ssize_t got = recv(helped_fd, &byte, 1, MSG_DONTWAIT);
+    if (got == 0) over = 1;
+    if (got == 1) CHECK(send(helped_fd, &byte, 1, MSG_NOSIGNAL) == 1);
+    return got == 1;
+}
+
+static void *help_now_and_then(void *unused) {
+    while (!over) {
+        for (unsigned long then = polled + 5; polled < then && !over;) sleep_us(200);
+        for (double until = now_s() + 0.003; now_s() < until && !over && !answer_byte();) {}
+    }
+    return unused;
+}
+
+static void helped_server(int listener) {
+    static struct pollfd list[801];
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    struct wire wire = server_end(accept_one(listener), 0);
+    answer_polling(&wire, ROUNDS);
+    list[0] = (struct pollfd){helped_fd = wire.fd, POLLIN, 0};
+    for (unsigned number = 1; number < 801; number++) list[number] = (struct pollfd){ends[0], POLLIN, 0};
+    pthread_t helper;
+    CHECK(pthread_create(&helper, NULL, help_now_and_then, NULL) == 0);
+    while (!over) {
+        CHECK(poll(list, 801, -1) == 1);
+        if (answer_byte()) polled++;
+    }
+    CHECK(pthread_join(helper, NULL) == 0);
+    say("server done");
+}
+
+static void helped_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    for (double until = now_s() + atof(arguments[4]), began; (began = now_s()) < until;) {
+        char byte;
+        CHECK(send(wire.fd, "x", 1, MSG_NOSIGNAL) == 1);
+        while (recv(wire.fd, &byte, 1, MSG_DONTWAIT) != 1)
+            if (now_s() - began > 1) die("no answer within 1 s");
+    }
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"edge", edge_server, edge_client},
     {"oneshot", oneshot_server, oneshot_client},
@@ -531,6 +583,7 @@ static const struct scenario scenarios[] = {
     {"half_close", half_close_server, half_close_client},
     {"added", added_server, added_client},
     {"gone", gone_server, gone_client},
+    {"helped", helped_server, helped_client},
 };
 
 int main(int argc, char **argv) {
