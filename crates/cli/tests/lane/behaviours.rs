@@ -161,6 +161,11 @@ fn ranges_of_descriptors_are_closed() {
 }
 
 #[test]
+fn a_child_in_the_parents_memory_closes_only_its_own_descriptors() {
+    same("descriptors", "borrowing", Expected);
+}
+
+#[test]
 fn programs_are_started_in_the_middle_of_a_conversation() {
     same("descriptors", "spawning", Expected);
 }

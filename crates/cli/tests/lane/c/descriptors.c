@@ -350,10 +350,82 @@ static void replaced_client(int port) {
     say("client done");
 }
 
+/* Children that have the parent's memory but descriptors of their own, and close these: the parent's connection stays. */
+static int borrowed_fd;
+
+static int close_some_way(void *way) {
+    switch ((uintptr_t)way % 3) {
+    case 0: close(borrowed_fd); break;
+    case 1: close_range(borrowed_fd, borrowed_fd, 0); break;
+    default: dup2(0, borrowed_fd); break;
+    }
+    _exit(0);
+}
+
+/* Closes late, when the other thread's child has long come and gone. */
+static void *vfork_long(void *way) {
+    pid_t child = vfork();
+    if (child == 0) {
+        struct timespec pause = {0, 60000000};
+        nanosleep(&pause, NULL);
+        close_some_way(way);
+    }
+    expect_child(child);
+    return NULL;
+}
+
+static void *vfork_short(void *unused) {
+    sleep_us(20000);
+    pid_t child = vfork();
+    if (child == 0) _exit(0);
+    expect_child(child);
+    close(socket(AF_INET, SOCK_STREAM, 0));
+    return unused;
+}
+
+static void borrowing_server(int listener) {
+    struct wire wire = server_end(accept_one(listener), 0);
+    static char stack[65536] __attribute__((aligned(16)));
+    borrowed_fd = wire.fd;
+    answer_polling(&wire, ROUNDS);
+    for (uintptr_t turn = 0; turn < 9; turn++) {
+        void *way = (void *)(turn / 3);
+        let_it_come(&wire);
+        if (turn % 3 == 0) {
+            pid_t child = vfork();
+            if (child == 0) close_some_way(way);
+            expect_child(child);
+        } else if (turn % 3 == 1) {
+            pthread_t threads[2];
+            CHECK(pthread_create(&threads[0], NULL, vfork_long, way) == 0);
+            CHECK(pthread_create(&threads[1], NULL, vfork_short, NULL) == 0);
+            CHECK(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);
+        } else {
+            pid_t child = clone(close_some_way, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, way);
+            CHECK(child > 0);
+            expect_child(child);
+        }
+        alarm(3);
+        answer_polling(&wire, 20);
+        alarm(0);
+    }
+    hold();
+    say("server done");
+}
+
+static void borrowing_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    for (unsigned turn = 0; turn < 9; turn++) ask_polling(&wire, 20);
+    expect_end(&wire);
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"passing", passing_server, passing_client}, {"copying", copying_server, copying_client},
     {"ranges", ranges_server, ranges_client},    {"spawning", spawning_server, spawning_client},
     {"replaced", replaced_server, replaced_client},
+    {"borrowing", borrowing_server, borrowing_client},
 };
 
 int main(int argc, char **argv) {
