@@ -176,6 +176,11 @@ fn a_program_replaces_itself_and_goes_on_talking() {
 }
 
 #[test]
+fn a_listener_that_was_inherited_over_exec_gives_lanes() {
+    same("descriptors", "activated", Expected);
+}
+
+#[test]
 fn every_call_that_sends_and_every_call_that_receives() {
     same("moving", "calls", Expected);
 }

@@ -421,11 +421,38 @@ static void borrowing_client(int port) {
     say("client done");
 }
 
+/* A listening socket that somebody else made, as a program gets it that is started for the first connection. */
+static void activated_server(int listener) {
+    pid_t child = fork_child();
+    if (child == 0) {
+        CHECK(dup2(listener, 3) == 3);
+        execl(arguments[0], arguments[0], "activated-program", "3", (char *)NULL);
+        die("exec");
+    }
+    expect_child(child);
+}
+
+static int activated_program(void) {
+    struct wire wire = server_end(accept_one(atoi(arguments[2])), 0);
+    answer_polling(&wire, ROUNDS);
+    hold();
+    say("server done");
+    return 0;
+}
+
+static void activated_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    expect_end(&wire);
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"passing", passing_server, passing_client}, {"copying", copying_server, copying_client},
     {"ranges", ranges_server, ranges_client},    {"spawning", spawning_server, spawning_client},
     {"replaced", replaced_server, replaced_client},
     {"borrowing", borrowing_server, borrowing_client},
+    {"activated", activated_server, activated_client},
 };
 
 int main(int argc, char **argv) {
@@ -433,5 +460,6 @@ int main(int argc, char **argv) {
     arguments = argv;
     if (argc > 2 && strcmp(argv[1], "helper") == 0) return help(atoi(argv[2]));
     if (argc > 4 && strcmp(argv[1], "replacement") == 0) return replacement();
+    if (argc > 2 && strcmp(argv[1], "activated-program") == 0) return activated_program();
     return play(scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
 }
