@@ -81,6 +81,16 @@ fn jumps_out_of_every_call_that_waits_leave_everything_right() {
 }
 
 #[test]
+fn a_thread_that_is_cancelled_in_epoll_wait_leaves_others_asleep_on_the_set() {
+    Scenario::new(&Ground::new(), "signals", "beside_sleeper").with("cancelled").compare(Expected);
+}
+
+#[test]
+fn a_handler_above_its_threads_stack_leaves_others_asleep_on_the_set() {
+    Scenario::new(&Ground::new(), "signals", "beside_sleeper").with("interrupted").compare(Expected);
+}
+
+#[test]
 fn a_server_that_only_listens_to_sigio() {
     same("signals", "sigio", Unsaid);
 }

@@ -406,10 +406,105 @@ static void interrupted_server(int listener) {
     say("server done");
 }
 
+/* A thread sleeps on a set. Another one leaves epoll_wait on that set in an unusual way, by its cancellation or through a
+ * handler on a stack of its own; the sleeper is told of what comes then. */
+static int shared_set, shared_fd, unconnected;
+static volatile int cancelled, interrupted;
+
+static void *sleep_until_told(void *told) {
+    struct epoll_event event;
+    CHECK(epoll_wait(shared_set, &event, 1, -1) == 1 && event.data.fd == shared_fd);
+    CHECK(write(*(int *)told, "x", 1) == 1);
+    return NULL;
+}
+
+static void *cancelled_in_a_look(void *unused) {
+    struct epoll_event event;
+    while (!cancelled) {}
+    epoll_wait(shared_set, &event, 1, 0);
+    return unused;
+}
+
+static void handler_that_receives(int signal) {
+    (void)signal;
+    int error = errno;
+    char byte;
+    recv(unconnected, &byte, 1, MSG_DONTWAIT);
+    errno = error;
+}
+
+static void *interrupted_above_its_stack(void *above) {
+    stack_t stack = {.ss_sp = above, .ss_size = 1 << 16};
+    struct epoll_event event;
+    CHECK(sigaltstack(&stack, NULL) == 0);
+    CHECK(epoll_wait(shared_set, &event, 1, -1) < 0 && errno == EINTR);
+    interrupted = 1;
+    return NULL;
+}
+
+static void beside_sleeper_server(int listener) {
+    struct sigaction action = {.sa_handler = handler_that_receives, .sa_flags = SA_ONSTACK};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    int interrupt = strcmp(arguments[4], "interrupted") == 0;
+    unconnected = socket(AF_INET, SOCK_STREAM, 0);
+    for (unsigned turn = 0; turn < 3; turn++) {
+        struct wire wire = server_end(accept_one(listener), 0);
+        answer_polling(&wire, ROUNDS / 4);
+        struct epoll_event event = {.events = EPOLLONESHOT, .data.fd = shared_fd = wire.fd};
+        shared_set = epoll_create1(EPOLL_CLOEXEC);
+        CHECK(epoll_ctl(shared_set, EPOLL_CTL_ADD, wire.fd, &event) == 0);
+        char *area = mmap(NULL, 2 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        pthread_attr_t lower_half;
+        CHECK(area != MAP_FAILED && pthread_attr_init(&lower_half) == 0);
+        CHECK(pthread_attr_setstack(&lower_half, area, 1 << 20) == 0);
+        pthread_t sleeper, leaver;
+        int told[2];
+        CHECK(pipe(told) == 0);
+        cancelled = interrupted = 0;
+        CHECK(pthread_create(&leaver, &lower_half, interrupt ? interrupted_above_its_stack : cancelled_in_a_look,
+                             area + (1 << 20)) == 0);
+        CHECK(pthread_create(&sleeper, NULL, sleep_until_told, &told[1]) == 0);
+        sleep_us(50000);
+        if (!interrupt) CHECK(pthread_cancel(leaver) == 0);
+        cancelled = 1;
+        /* It may not have come as far as to wait. */
+        for (; interrupt && !interrupted; sleep_us(10000)) CHECK(pthread_kill(leaver, SIGUSR1) == 0);
+        CHECK(pthread_join(leaver, NULL) == 0);
+        /* The connection is not armed while it is read from here. */
+        answer_polling(&wire, 50);
+        event.events = EPOLLIN | EPOLLONESHOT;
+        CHECK(epoll_ctl(shared_set, EPOLL_CTL_MOD, wire.fd, &event) == 0);
+        sleep_us(20000);
+        put(&wire, 1);
+        struct pollfd wait = {told[0], POLLIN, 0};
+        if (poll(&wait, 1, 2000) != 1) die("turn %u: the sleeper is not told", turn);
+        CHECK(pthread_join(sleeper, NULL) == 0);
+        take(&wire, 100);
+        if (turn == 2) hold();
+        close(wire.fd);
+        close(shared_set);
+    }
+    say("server done");
+}
+
+static void beside_sleeper_client(int port) {
+    for (unsigned turn = 0; turn < 3; turn++) {
+        struct wire wire = client_end(connect_to(port), 0);
+        ask_polling(&wire, ROUNDS / 4);
+        ask_polling(&wire, 50);
+        take_polling(&wire, 1);
+        put(&wire, 100);
+        expect_end(&wire);
+        close(wire.fd);
+    }
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"cancel", cancel_server, cancel_client},    {"handler", handler_server, handler_client},
     {"jumping", jumping_server, jumping_client}, {"sigio", sigio_server, sigio_client},
     {"interrupted", interrupted_server, interrupted_client},
+    {"beside_sleeper", beside_sleeper_server, beside_sleeper_client},
 };
 
 int main(int argc, char **argv) {
