@@ -280,6 +280,11 @@ fn system_calls_by_an_instruction_after_libcs() {
 }
 
 #[test]
+fn a_client_that_scribbles_on_the_locks_does_not_stop_the_server() {
+    same("kernel", "scribbled", Expected);
+}
+
+#[test]
 fn a_filter_that_kills_comes_before_or_after_the_connection() {
     let ground = Ground::new();
     let empty = ground.directory("empty");

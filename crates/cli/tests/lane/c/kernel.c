@@ -234,6 +234,64 @@ static void waiting_client(int port) {
     say("client done");
 }
 
+/* A client that writes where it should not: into all lock words of the memory that it has with the server, without end. */
+#define REGION_BYTES (65536 + 64 * (1ul << 20))
+
+static char *shared_region(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512], rights[8], *region = NULL;
+    unsigned long from, to;
+    while (maps != NULL && region == NULL && fgets(line, sizeof line, maps) != NULL)
+        if (sscanf(line, "%lx-%lx %7s", &from, &to, rights) == 3 && to - from >= REGION_BYTES &&
+            strcmp(rights, "rw-s") == 0 && memcmp((char *)from, "HWLANES1", 8) == 0)
+            region = (char *)from;
+    fclose(maps);
+    return region;
+}
+
+static void scribbled_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    char *region = shared_region(), byte;
+    put(&wire, 1);
+    set_nonblocking(wire.fd, 1);
+    /* It hears of the end from the kernel: by the lane it would stop itself. */
+    for (double until = now_s() + 5; now_s() < until;) {
+        for (unsigned direction = 0; region != NULL && direction < 64; direction++) {
+            char *control = region + 4096 + direction / 2 * 1024 + direction % 2 * 256;
+            *(volatile uint32_t *)(control + 84) = 1;
+            *(volatile uint32_t *)(control + 160) = 1;
+        }
+        ssize_t got = bare(SYS_read, wire.fd, &byte, 1);
+        if (got == 0 || (got < 0 && errno != EAGAIN)) break;
+    }
+    say("client done");
+    _exit(0);
+}
+
+static void scribbled_server(int listener) {
+    struct wire wire = server_end(accept_one(listener), 0);
+    answer_polling(&wire, ROUNDS);
+    take_polling(&wire, 1);
+    hold();
+    double began = now_s(), inside = 0;
+    char byte;
+    for (unsigned turn = 0; turn < 100; turn++) {
+        double then = now_s();
+        ssize_t got = recv(wire.fd, &byte, 1, MSG_DONTWAIT);
+        if (got < 0 && errno != EAGAIN && errno != ECONNRESET) die("recv");
+        if (send(wire.fd, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EPIPE && errno != ECONNRESET) die("send");
+        inside += now_s() - then;
+        if (inside > 3) die("%.1f s in %u calls that never wait", inside, 2 * turn + 2);
+        sleep_us(1000);
+    }
+    shutdown(wire.fd, SHUT_WR);
+    alarm(5);
+    while (recv(wire.fd, &byte, 1, 0) > 0) {}
+    if (now_s() - began > 4) die("%.1f s until the end", now_s() - began);
+    say("server done");
+}
+
 static const struct scenario scenarios[] = {
     {"waiting", waiting_server, waiting_client},
     {"uring", uring_server, uring_client},
@@ -241,6 +299,7 @@ static const struct scenario scenarios[] = {
     {"later_syscall", later_syscall_server, later_around_client},
     {"instruction", instruction_server, always_around_client},
     {"later_instruction", later_instruction_server, later_around_client},
+    {"scribbled", scribbled_server, scribbled_client},
 };
 
 int main(int argc, char **argv) {
