@@ -1,8 +1,10 @@
 //! Many connections: what they cost in memory, and in CPU while nobody speaks.
 
-use crate::actor::Actor;
-use crate::ground::{Ground, Way};
+use crate::actor::{Actor, run};
+use crate::compiled::compiled;
+use crate::ground::{Ground, Way, is_root};
 use crate::scenario::Scenario;
+use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -43,6 +45,25 @@ fn fifty_connections_that_rest_use_no_cpu() {
     server.ended_well();
     for (who, used) in ["the server, in epoll_wait,", "the client, with a thread in recv for each,"].iter().zip(used) {
         assert!(used < REST_CPU_MAX, "{who} used {used:?} of CPU in {REST:?}, at most {REST_CPU_MAX:?} are allowed");
+    }
+}
+
+#[test]
+fn hundreds_of_connections_while_dev_shm_is_full() {
+    if !is_root("a /dev/shm that is full") {
+        return;
+    }
+    let ground = Ground::new();
+    let mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm || exit";
+    // The program fills it itself; or it is full before the program starts.
+    let full = "head -c 1M /dev/zero 2> /dev/null > /dev/shm/before";
+    for (way, before) in [(Way::Plain, ":"), (Way::Plain, full), (Way::Highwire, ":"), (Way::Highwire, full)] {
+        let program = ground.command(way, compiled("many"));
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &format!("{mount}; {before}; exec \"$@\""), "sh"]);
+        command.arg(program.get_program()).args(program.get_args()).args(["crowded", "server", "0"]);
+        let ended = run("crowded", command.env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run")));
+        assert_eq!(ended.well("crowded").last().map(String::as_str), Some("300 connections"), "{way:?} {before}");
     }
 }
 

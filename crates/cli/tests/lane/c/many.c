@@ -1,6 +1,7 @@
-/* Many connections: a thousand at once that all live, and fifty that rest. */
+/* Many connections: a thousand at once that all live, fifty that rest, and hundreds without room in memory. */
 #include "lane.h"
 #include <sys/select.h>
+#include <sys/statvfs.h>
 
 #define THOUSAND 1000
 #define RESTING 50
@@ -170,10 +171,33 @@ static void listed_client(int port) {
     say("client done");
 }
 
+/* Far more connections than lanes of a region, in a process that has no room left for files in memory. The test gives it a
+ * /dev/shm of its own. */
+static void crowded_server(int listener) {
+    struct statvfs room;
+    CHECK(statvfs("/dev/shm", &room) == 0 && room.f_blocks * room.f_frsize <= 1 << 20);
+    char byte[4096] = {0};
+    int filler = open("/dev/shm/filler", O_CREAT | O_RDWR, 0600);
+    CHECK(filler >= 0);
+    while (write(filler, byte, sizeof byte) > 0) {}
+    CHECK(errno == ENOSPC);
+    for (unsigned number = 0; number < 300; number++) {
+        int near = connect_to(port_of(listener)), far = accept_one(listener);
+        CHECK(send(near, "x", 1, 0) == 1 && recv(far, byte, 1, 0) == 1);
+        CHECK(send(far, "y", 1, 0) == 1 && recv(near, byte, 1, 0) == 1 && byte[0] == 'y');
+    }
+    say("300 connections");
+}
+
+static void crowded_client(int port) {
+    (void)port;
+}
+
 static const struct scenario scenarios[] = {
     {"listed", listed_server, listed_client},
     {"thousand", thousand_server, thousand_client},
     {"resting", resting_server, resting_client},
+    {"crowded", crowded_server, crowded_client},
 };
 
 int main(int argc, char **argv) {
