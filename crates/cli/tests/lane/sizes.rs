@@ -67,6 +67,27 @@ fn hundreds_of_connections_while_dev_shm_is_full() {
     }
 }
 
+#[test]
+fn two_ends_on_one_cpu_talk_by_the_lane_and_rest_without_cpu() {
+    let ground = Ground::new();
+    let scenario = Scenario::new(&ground, "many", "one_cpu");
+    scenario.play(Way::Plain, Way::Plain);
+    let (mut server, mut command) = scenario.roles(Way::Highwire, Way::Highwire);
+    let mut client = Actor::start("one_cpu client", &mut command);
+    let bytes: u64 = server.told("rests").parse().unwrap();
+    client.told("hold");
+    let moved = ground.lane_bytes(server.id());
+    std::thread::sleep(Duration::from_millis(300));
+    let before = cpu_ns(server.id());
+    std::thread::sleep(Duration::from_secs(1));
+    let used = Duration::from_nanos(cpu_ns(server.id()) - before);
+    client.end_input();
+    client.ended_well();
+    server.ended_well();
+    assert!(moved > Some(bytes / 2), "{moved:?} of {bytes} bytes went by the lane");
+    assert!(used < REST_CPU_MAX, "who waits in recv used {used:?} of CPU in a second");
+}
+
 /// All shared memory of this machine, in bytes.
 fn shared_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();

@@ -1,4 +1,5 @@
-/* Many connections: a thousand at once that all live, fifty that rest, and hundreds without room in memory. */
+/* Many connections: a thousand at once that all live, fifty that rest, hundreds without room in memory; and two ends that
+ * have one CPU. */
 #include "lane.h"
 #include <sys/select.h>
 #include <sys/statvfs.h>
@@ -193,11 +194,40 @@ static void crowded_client(int port) {
     (void)port;
 }
 
+/* Both ends on one CPU, where one of them runs only while the other one does not; then nobody speaks. */
+static void use_one_cpu(void) {
+    cpu_set_t allowed, one;
+    unsigned cpu = 0;
+    CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    while (!CPU_ISSET(cpu, &allowed)) cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+}
+
+static void one_cpu_server(int listener) {
+    use_one_cpu();
+    struct wire wire = server_end(accept_one(listener), 0);
+    answer(&wire, 2000);
+    say("rests %llu", (unsigned long long)(wire.sent + wire.got));
+    expect_end(&wire);
+    say("server done");
+}
+
+static void one_cpu_client(int port) {
+    use_one_cpu();
+    struct wire wire = client_end(connect_to(port), 0);
+    ask(&wire, 2000);
+    hold();
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"listed", listed_server, listed_client},
     {"thousand", thousand_server, thousand_client},
     {"resting", resting_server, resting_client},
     {"crowded", crowded_server, crowded_client},
+    {"one_cpu", one_cpu_server, one_cpu_client},
 };
 
 int main(int argc, char **argv) {
