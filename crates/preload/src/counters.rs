@@ -45,7 +45,8 @@ pub(crate) fn explain(slot: &Slot, reason: Reason) {
 /// Begins anew for a slot.
 pub(crate) fn clear(slot: &Slot) {
     let end = HEADER_WORDS * 8 + (slot.index() + 1) * SLOT_WORDS * 8;
-    if SHOWN.load(Ordering::Relaxed) && end > BACKED.load(Ordering::Relaxed) && !back(end) {
+    let backed = !SHOWN.load(Ordering::Relaxed) || end <= BACKED.load(Ordering::Relaxed);
+    if !backed && !crate::process::is_sandboxed() && !back(end) {
         give_up();
     }
     PAGE.slots[slot.index()].iter().for_each(|word| word.store(0, Ordering::Relaxed));
