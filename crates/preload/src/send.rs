@@ -29,7 +29,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     plan.limit = total;
     let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
     plan.of(slot);
-    let lane = total <= FILE_MAX && slot.end().is_some_and(|end| end.outgoing.is_looked_at());
+    let lane = slot.end().is_some_and(|end| end.outgoing.is_looked_at());
     let begin = match *offset {
         _ if !lane || process::is_sandboxed() => None,
         // Only files that have a position.
@@ -40,6 +40,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
         if slot.end().is_none() {
             crate::pair::count_call(slot, fd);
         }
+        plan.limit = total.min(PIECE);
         return to_kernel(slot);
     };
     let mut at_end = false;
@@ -49,6 +50,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
         bytes
     };
     let verdict = decide(fd, plan, 0, total, copy);
+    plan.limit = plan.limit.min(PIECE);
     if *offset >= 0 {
         *offset = begin + plan.done as i64;
     } else if plan.done > 0 {
@@ -64,8 +66,8 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     verdict
 }
 
-/// Larger pieces of a file are the kernel's to send: it does not copy them, and the lane would have to.
-const FILE_MAX: usize = 64 * 1024;
+/// So much of a file the kernel is given at once: after it the reader may be looking.
+const PIECE: usize = 128 << 10;
 
 fn decide(
     fd: c_int,
@@ -210,7 +212,7 @@ fn wait_for_room(end: End) -> bool {
 const ROOM_SPIN: u64 = 100;
 /// Nanoseconds.
 const NAP: i64 = 50_000;
-const NAPS: u32 = 8;
+const NAPS: u32 = 40;
 
 /// The call is back from the kernel.
 pub(crate) fn sent(plan: &Plan, result: ssize_t, flags: c_int, error: c_int) {
