@@ -6,7 +6,7 @@
 
 use crate::claim::{BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, Reply, Request, address, receive};
 use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side};
-use highwire_mem::{OwnRegion, RegionError, SharedMemory, TcpCounts, network_namespace, socket_names};
+use highwire_mem::{OwnMemory, OwnRegion, RegionError, SharedMemory, TcpCounts, network_namespace, socket_names};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -326,8 +326,7 @@ impl Registry {
             }
         }
         // The one that waits learns it there.
-        let word = BOARD_AT + 8 * mirrored.place();
-        self.board.memory().store64(word, self.board.memory().load64(word) + 1);
+        change(self.board.memory(), mirrored);
         Ok(Some(Place { region, lane, side: Side::Second }))
     }
 
@@ -378,9 +377,15 @@ impl Registry {
 
     /// Takes lanes back whose ends are both gone, and forgets claims of the dead.
     fn sweep(&mut self, now: Instant) {
-        self.claims.retain(|_, claim| {
-            let waiting = claim.place.is_none();
-            !waiting || is_alive(claim.caller.process) && now.duration_since(claim.asked) <= CLAIM_LIFE
+        let board = self.board.memory();
+        self.claims.retain(|end, claim| {
+            let alive = claim.place.is_some() || is_alive(claim.caller.process);
+            let kept = alive && (claim.place.is_some() || now.duration_since(claim.asked) <= CLAIM_LIFE);
+            if alive && !kept {
+                // It asks again when it next has something to do, or the other end would find nobody.
+                change(board, *end);
+            }
+            kept
         });
         for (number, region) in self.regions.iter_mut().enumerate() {
             for index in 0..LANES {
@@ -422,6 +427,12 @@ impl Region {
         LaneRegion::prepare(&memory, spare);
         Ok(Region { number, memory, descriptor, members, lanes: [None; LANES], spare })
     }
+}
+
+/// Changes the word of the board that an end looks at.
+fn change(board: &OwnMemory, end: End) {
+    let word = BOARD_AT + 8 * end.place();
+    board.store64(word, board.load64(word).wrapping_add(1));
 }
 
 /// The names of a connection that is open both ways, and the socket's own number.

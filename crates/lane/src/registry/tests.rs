@@ -324,6 +324,25 @@ fn claims_that_nobody_answers_are_forgotten() {
     assert!(registry.claims.is_empty(), "a dead process waits for nobody");
 }
 
+/// One end has waited for too long, and only then the other one comes.
+#[test]
+fn an_end_whose_claim_was_forgotten_is_told_to_ask_again() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    let own = member(own_number());
+    let Reply::Waiting { value, .. } = registry.claim(end(1), 1, own, now) else { panic!("nobody has come") };
+    let word = |registry: &Registry| registry.board.memory().load64(BOARD_AT + 8 * end(1).place());
+    registry.sweep(now + CLAIM_LIFE);
+    assert_eq!(word(&registry), value, "it is not forgotten yet");
+    let late = now + CLAIM_LIFE + Duration::from_millis(1);
+    registry.sweep(late);
+    assert_ne!(word(&registry), value, "it does not know that it is forgotten");
+    let Reply::Waiting { .. } = registry.claim(end(1).mirrored(), 2, own, late) else { panic!("nobody is known") };
+    let (_, side) = place_of(&registry.claim(end(1), 1, own, late));
+    assert_eq!(side, Side::Second);
+    assert_eq!(place_of(&registry.claim(end(1).mirrored(), 2, own, late)).1, Side::First);
+}
+
 #[test]
 fn another_socket_of_the_same_names_does_not_inherit_a_lane() {
     let mut registry = registry(Limits::default());
