@@ -13,6 +13,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A lane for an end of a connection.
 #[derive(Debug)]
@@ -72,13 +73,31 @@ impl Refusal {
     }
 }
 
+/// How long to wait for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// A lane is better than none: a program's call waits for it.
+    Little,
+    /// There may be a lane already, in which somebody left bytes: without an answer they are missed.
+    Much,
+}
+
+impl Patience {
+    fn milliseconds(self) -> i64 {
+        match self {
+            Patience::Little => 5,
+            Patience::Much => 100,
+        }
+    }
+}
+
 /// Asks the registry of root, or else of this user, for a lane for `socket`. Takes well under a millisecond.
-pub fn claim(socket: BorrowedFd<'_>) -> Result<Answer, Errno> {
-    claim_from(&connect(rustix::process::geteuid().as_raw())?, socket)
+pub fn claim(socket: BorrowedFd<'_>, patience: Patience) -> Result<Answer, Errno> {
+    claim_from(&connect(rustix::process::geteuid().as_raw())?, socket, patience)
 }
 
 /// Asks a registry that is connected to.
-pub(crate) fn claim_from(registry: &OwnedFd, socket: BorrowedFd<'_>) -> Result<Answer, Errno> {
+pub(crate) fn claim_from(registry: &OwnedFd, socket: BorrowedFd<'_>, patience: Patience) -> Result<Answer, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let proof = [socket];
@@ -86,7 +105,7 @@ pub(crate) fn claim_from(registry: &OwnedFd, socket: BorrowedFd<'_>) -> Result<A
     let request = Request { process: rustix::process::getpid().as_raw_nonzero().get().cast_unsigned() }.encode();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     rustix::net::sendmsg(registry, &[IoSlice::new(&request)], &mut ancillary, flags)?;
-    wait_for_answer(registry.as_fd())?;
+    wait_for_answer(registry.as_fd(), patience)?;
     let mut reply = [0; MESSAGE_BYTES];
     let (bytes, memory) = receive(registry.as_fd(), &mut reply)?;
     decode_answer(&reply[..bytes], memory).ok_or(Errno::BADMSG)
@@ -132,18 +151,54 @@ pub(crate) fn address(user: u32) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(&name)
 }
 
-/// A registry that does not answer in this time is taken for dead.
-const ANSWER_MS: i64 = 100;
-
-fn wait_for_answer(registry: BorrowedFd<'_>) -> Result<(), Errno> {
+fn wait_for_answer(registry: BorrowedFd<'_>, patience: Patience) -> Result<(), Errno> {
     let mut wanted = [rustix::event::PollFd::from_borrowed_fd(registry, rustix::event::PollFlags::IN)];
-    let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: ANSWER_MS * 1_000_000 };
+    let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: patience.milliseconds() * 1_000_000 };
     match rustix::event::poll(&mut wanted, Some(&limit)) {
         Ok(0) => Err(Errno::TIMEDOUT),
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     }
 }
+
+/// For how long a registry that did not answer is not asked. Times are milliseconds, of any clock that does not go back.
+#[derive(Debug, Default)]
+pub struct Silence {
+    /// When it ends; zero for none.
+    until: AtomicU64,
+    length: AtomicU64,
+}
+
+impl Silence {
+    /// Nobody has failed to answer.
+    pub const fn new() -> Silence {
+        Silence { until: AtomicU64::new(0), length: AtomicU64::new(0) }
+    }
+
+    /// Whether a registry is better not asked now.
+    pub fn holds(&self, now: u64) -> bool {
+        now < self.until.load(Ordering::Relaxed)
+    }
+
+    /// There was an answer.
+    pub fn broken(&self) {
+        self.until.store(0, Ordering::Relaxed);
+        self.length.store(0, Ordering::Relaxed);
+    }
+
+    /// There was none. Asking one that hangs takes time, more and more rarely; that there is none is found out at once, and
+    /// the next may be there any moment.
+    pub fn begin(&self, why: Errno, now: u64) {
+        let hangs = why == Errno::TIMEDOUT || why == Errno::AGAIN;
+        let longer = if hangs { self.length.load(Ordering::Relaxed) * 2 } else { 0 };
+        let length = longer.clamp(SILENCE_LEAST_MS, SILENCE_MOST_MS);
+        self.length.store(length, Ordering::Relaxed);
+        self.until.store(now + length, Ordering::Relaxed);
+    }
+}
+
+const SILENCE_LEAST_MS: u64 = 200;
+const SILENCE_MOST_MS: u64 = 60_000;
 
 /// Receives one message and at most one descriptor.
 pub(crate) fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<(usize, Option<OwnedFd>), Errno> {
@@ -319,6 +374,49 @@ mod tests {
             let answer = decode_answer(&Reply::Refused(why).encode(), None);
             assert!(matches!(answer, Some(Answer::Refused(found)) if found == why));
         }
+    }
+
+    #[test]
+    fn a_registry_that_hangs_costs_a_moment() {
+        let name =
+            SocketAddrUnix::new_abstract_name(format!("highwire-hangs-{}", std::process::id()).as_bytes()).unwrap();
+        let hanging = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&hanging, &name).unwrap();
+        rustix::net::listen(&hanging, 1).unwrap();
+        // The machine may be busy with something else now and then.
+        let least = (0..10)
+            .map(|_| {
+                let (registry, began) = (connect_at(&name).unwrap(), std::time::Instant::now());
+                assert!(matches!(claim_from(&registry, hanging.as_fd(), Patience::Little), Err(Errno::TIMEDOUT)));
+                drop((registry, rustix::net::accept(&hanging).unwrap()));
+                began.elapsed()
+            })
+            .min();
+        assert!(least < Some(std::time::Duration::from_millis(20)), "the program waited {least:?}");
+    }
+
+    #[test]
+    fn who_hangs_is_asked_more_and_more_rarely() {
+        let silence = Silence::new();
+        let mut now = 1_000_000;
+        assert!(!silence.holds(now));
+        let mut lengths = Vec::new();
+        for _ in 0..11 {
+            silence.begin(Errno::TIMEDOUT, now);
+            let length = (1..).find(|length| !silence.holds(now + length)).unwrap();
+            lengths.push(length);
+            now += length;
+        }
+        assert_eq!(lengths, [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 51_200, 60_000, 60_000]);
+        // Where there is none another one may be any moment, and be asked.
+        silence.begin(Errno::CONNREFUSED, now);
+        assert!(silence.holds(now + 199) && !silence.holds(now + 200));
+        silence.begin(Errno::AGAIN, now);
+        assert!(silence.holds(now + 399) && !silence.holds(now + 400));
+        silence.broken();
+        assert!(!silence.holds(now));
+        silence.begin(Errno::TIMEDOUT, now);
+        assert!(!silence.holds(now + 200), "an answer was forgotten");
     }
 
     #[test]

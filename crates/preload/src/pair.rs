@@ -3,7 +3,7 @@
 use crate::counters::{explain, set, switched_off};
 use crate::process;
 use crate::table::{MAPPED, REGIONS, Slot, flag};
-use highwire_lane::claim::{self, Answer, Pairing, Refusal};
+use highwire_lane::claim::{self, Answer, Pairing, Patience, Refusal, Silence};
 use highwire_lane::counters::{Counter, Reason};
 use highwire_lane::{EndState, LaneRegion};
 use highwire_mem::PeerRegion;
@@ -15,8 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 /// So many receives or sends, or bytes, show that a connection lives.
 const CALLS: u32 = 8;
 const BYTES: u64 = 64 * 1024;
-/// After a registry did not answer, it is not asked for so long.
-const SILENCE_MS: u64 = 200;
 
 /// Numbers of the regions that are mapped, at the places of [`MAPPED`].
 static NUMBERS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
@@ -24,7 +22,8 @@ static NUMBERS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
 static BOARD: AtomicPtr<PeerRegion> = AtomicPtr::new(std::ptr::null_mut());
 /// One thread at a time asks; others go on by TCP.
 static ASKING: AtomicBool = AtomicBool::new(false);
-static SILENT_SINCE: AtomicU64 = AtomicU64::new(0);
+/// After a registry did not answer.
+static SILENCE: Silence = Silence::new();
 static PORTS: OnceLock<Ports> = OnceLock::new();
 
 /// Ports that may have lanes.
@@ -88,9 +87,10 @@ pub(crate) fn count_call(slot: &Slot, fd: c_int) {
     }
 }
 
-/// The next call on it asks.
+/// The next call on it asks: whoever had it before may have left something in a lane.
 pub(crate) fn ask_at_once(slot: &Slot) {
     slot.calls.store(CALLS, Ordering::Relaxed);
+    slot.board.store(BOARD_LEFT, Ordering::Relaxed);
 }
 
 #[cold]
@@ -117,20 +117,27 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
     if asked != 0 && calls.wrapping_sub(asked) < CALLS {
         return;
     }
-    if slot.quiet().is_none() || is_silent() || ASKING.swap(true, Ordering::Acquire) {
+    let patience = if board == BOARD_LEFT { Patience::Much } else { Patience::Little };
+    let silent = patience == Patience::Little && SILENCE.holds(milliseconds());
+    if slot.quiet().is_none() || silent || ASKING.swap(true, Ordering::Acquire) {
         return;
     }
     slot.asked_at_calls.store(calls.max(1), Ordering::Relaxed);
     if may_have_lane(slot, fd) && crate::MEMORY.has_room() {
-        claim_lane(slot, fd);
+        claim_lane(slot, fd, patience);
     }
     ASKING.store(false, Ordering::Release);
 }
 
-fn claim_lane(slot: &Slot, fd: c_int) {
+fn claim_lane(slot: &Slot, fd: c_int, patience: Patience) {
     // SAFETY: the program's descriptor, which it is in the middle of using.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    match claim::claim(socket) {
+    let answer = claim::claim(socket, patience);
+    match &answer {
+        Ok(_) => SILENCE.broken(),
+        Err(error) => SILENCE.begin(*error, milliseconds()),
+    }
+    match answer {
         Ok(Answer::Paired(pairing)) => join(slot, fd, &pairing),
         Ok(Answer::Waiting { board, place, value }) => {
             tell(slot, fd, Reason::OtherEnd);
@@ -145,10 +152,7 @@ fn claim_lane(slot: &Slot, fd: c_int) {
             tell(slot, fd, reason);
             slot.board.store(BOARD_REFUSED, Ordering::Relaxed);
         }
-        Err(_) => {
-            tell(slot, fd, Reason::NoRegistry);
-            SILENT_SINCE.store(highwire_mem::ticks() | 1, Ordering::Relaxed);
-        }
+        Err(_) => tell(slot, fd, Reason::NoRegistry),
     }
 }
 
@@ -160,6 +164,8 @@ fn tell(slot: &Slot, fd: c_int, reason: Reason) {
 const BOARD_MASK: u64 = (1 << 48) - 1;
 /// A place beyond the board, where nothing ever changes.
 const BOARD_REFUSED: u64 = 0xffff << 48;
+/// Another one, which is never zero as it says: nothing was told yet, and there may be a lane already.
+const BOARD_LEFT: u64 = 0xfffe << 48 | 1;
 
 fn board_word(place: u64) -> Option<u64> {
     let board = BOARD.load(Ordering::Acquire);
@@ -177,9 +183,9 @@ fn note_board(memory: rustix::fd::OwnedFd) {
     }
 }
 
-fn is_silent() -> bool {
-    let since = SILENT_SINCE.load(Ordering::Relaxed);
-    since != 0 && highwire_mem::ticks().wrapping_sub(since) < crate::spin::millisecond() * SILENCE_MS
+fn milliseconds() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// Looks at the ports, once.

@@ -1,7 +1,7 @@
 //! Claims, proven by real connections over loopback; and what is refused, limited and taken back.
 
 use super::*;
-use crate::claim::{Answer, Pairing, board_word, claim_from, connect_at, map, map_board};
+use crate::claim::{Answer, Pairing, Patience, board_word, claim_from, connect_at, map, map_board};
 use crate::{Next, Published};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -34,7 +34,7 @@ impl Served {
     }
 
     fn claim(&self, socket: impl AsFd) -> Answer {
-        claim_from(&connect_at(&self.name).unwrap(), socket.as_fd()).unwrap()
+        claim_from(&connect_at(&self.name).unwrap(), socket.as_fd(), Patience::Much).unwrap()
     }
 
     fn pair(&self, first: &TcpStream, second: &TcpStream) -> (Pairing, Pairing) {
@@ -329,7 +329,7 @@ fn claims_that_nobody_answers_are_forgotten() {
 fn an_end_whose_claim_was_forgotten_is_told_to_ask_again() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    let own = member(own_number());
+    let own = caller(own_number());
     let Reply::Waiting { value, .. } = registry.claim(end(1), 1, own, now) else { panic!("nobody has come") };
     let word = |registry: &Registry| registry.board.memory().load64(BOARD_AT + 8 * end(1).place());
     registry.sweep(now + CLAIM_LIFE);
@@ -497,4 +497,22 @@ fn a_lane_is_taken_back_from_an_end_that_never_came_when_the_other_one_is_gone()
     registry.regions[place.region].lane(place.lane).unwrap().set_state(Side::Second, EndState::Gone);
     registry.sweep(now);
     assert_eq!(registry.lanes_used, 0);
+}
+
+/// Who may have bytes in a lane waits for an answer that others do without.
+#[test]
+fn a_late_answer_is_waited_for_where_bytes_may_lie_in_a_lane() {
+    let name = own_name();
+    let mut registry = Registry::listen_at(&name, Limits::default()).unwrap();
+    let (client, _server) = connection("127.0.0.1:0");
+    let hasty = claim_from(&connect_at(&name).unwrap(), client.as_fd(), Patience::Little);
+    assert!(matches!(hasty, Err(Errno::TIMEDOUT)));
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        registry.accept(Instant::now());
+        registry.answer(Instant::now());
+    });
+    let patient = claim_from(&connect_at(&name).unwrap(), client.as_fd(), Patience::Much);
+    late.join().unwrap();
+    assert!(matches!(patient, Ok(Answer::Waiting { .. })), "{patient:?}");
 }
