@@ -161,6 +161,11 @@ impl Registry {
             Errno::ADDRINUSE => RegistryError::Running,
             other => RegistryError::Listen(other),
         })?;
+        let board = OwnRegion::create(BOARD_BYTES)?;
+        // No word is what it was on the board of the registry before: who waited for that one asks this one.
+        for place in 0..BOARD_WORDS {
+            board.memory().store64(BOARD_AT + 8 * place, incarnation);
+        }
         Ok(Registry {
             listener,
             limits,
@@ -168,7 +173,7 @@ impl Registry {
             claims: HashMap::new(),
             regions: Vec::new(),
             callers: Vec::new(),
-            board: OwnRegion::create(BOARD_BYTES)?,
+            board,
             lanes_used: 0,
             growth_left: limits.growth,
         })

@@ -18,8 +18,9 @@ const BYTES: u64 = 64 * 1024;
 
 /// Numbers of the regions that are mapped, at the places of [`MAPPED`].
 static NUMBERS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
-/// Where the registry tells that more ends have come.
+/// Where the registry tells that more ends have come, and the number of that file.
 static BOARD: AtomicPtr<PeerRegion> = AtomicPtr::new(std::ptr::null_mut());
+static BOARD_FILE: AtomicU64 = AtomicU64::new(0);
 /// One thread at a time asks; others go on by TCP.
 static ASKING: AtomicBool = AtomicBool::new(false);
 /// After a registry did not answer.
@@ -152,7 +153,11 @@ fn claim_lane(slot: &Slot, fd: c_int, patience: Patience) {
             tell(slot, fd, reason);
             slot.board.store(BOARD_REFUSED, Ordering::Relaxed);
         }
-        Err(_) => tell(slot, fd, Reason::NoRegistry),
+        Err(_) => {
+            tell(slot, fd, Reason::NoRegistry);
+            // What the board said of it may have been another registry's word.
+            slot.board.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -169,17 +174,20 @@ const BOARD_LEFT: u64 = 0xfffe << 48 | 1;
 
 fn board_word(place: u64) -> Option<u64> {
     let board = BOARD.load(Ordering::Acquire);
-    // SAFETY: set once, to a box that is never given back.
+    // SAFETY: a box that is never given back.
     let board = unsafe { board.as_ref() }?;
     Some(claim::board_word(board, place as usize - 1) & BOARD_MASK)
 }
 
+/// Another registry has another board. The old one stays mapped: a thread may be looking at it. It is two pages for each
+/// registry that this process has waited for, and `Arena::has_room` bounds their number.
 fn note_board(memory: rustix::fd::OwnedFd) {
     use rustix::fd::AsFd;
-    if BOARD.load(Ordering::Acquire).is_null()
-        && let Ok(board) = claim::map_board(memory.as_fd())
-    {
+    let Ok(file) = rustix::fs::fstat(&memory).map(|file| file.st_ino) else { return };
+    if BOARD.load(Ordering::Acquire).is_null() || BOARD_FILE.load(Ordering::Relaxed) != file {
+        let Ok(board) = claim::map_board(memory.as_fd()) else { return };
         BOARD.store(Box::into_raw(Box::new(board)), Ordering::Release);
+        BOARD_FILE.store(file, Ordering::Relaxed);
     }
 }
 

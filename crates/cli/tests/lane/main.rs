@@ -13,6 +13,7 @@ mod ends;
 mod ground;
 mod plainly;
 mod programs;
+mod registry;
 mod scenario;
 mod sizes;
 mod users;

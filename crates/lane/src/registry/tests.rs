@@ -455,6 +455,20 @@ fn callers_who_say_nothing_do_not_stay_and_are_limited() {
     assert_eq!(registry.callers.len(), 8, "the next ones are heard");
 }
 
+/// Who waited for one registry and looks at the board of the next finds another word, and asks.
+#[test]
+fn words_of_two_registries_are_not_equal() {
+    let [one, next] = [(); 2].map(|()| registry(Limits::default()));
+    let own = member(own_number());
+    let low = |registry: Registry, end| {
+        let mut registry = registry;
+        let Reply::Waiting { value, .. } = registry.claim(end, 1, own, Instant::now()) else { panic!("who has come?") };
+        // As much of it is compared.
+        value << 16
+    };
+    assert_ne!(low(one, end(1)), low(next, end(1)));
+}
+
 #[test]
 fn there_is_one_registry_of_a_name() {
     let name = own_name();

@@ -1,0 +1,84 @@
+//! A registry that ends, and one that hangs, while programs go on. Each test has one of its own, in a network of its own: the
+//! others' is left alone.
+
+use crate::actor::Actor;
+use crate::compiled::compiled;
+use crate::ground::{Ground, HIGHWIRE, is_root, until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Command;
+
+#[test]
+fn a_server_that_outlives_the_registry_has_lanes_from_the_next() {
+    if !is_root("a registry of a test's own") {
+        return;
+    }
+    let ground = Ground::new();
+    let apart = Apart::new("lasting");
+    let mut server = Actor::start("server", &mut apart.command(&ground, &["lasting", "server", "0", "3"]));
+    let port = server.told("port");
+    for generation in 1..=3 {
+        let mut client = Actor::start("client", &mut apart.command(&ground, &["lasting", "client", &port]));
+        let process = client.told("hold").parse().unwrap();
+        let bytes = ground.lane_bytes(process);
+        assert!(bytes > Some(0), "no byte went by a lane with registry {generation}: {bytes:?}");
+        client.end_input();
+        assert_eq!(client.ended_well().last().map(String::as_str), Some("client done"));
+        apart.end_registry();
+    }
+    assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
+}
+
+/// `ip netns` names it, and knows whose processes are in it.
+struct Apart {
+    name: String,
+}
+
+impl Apart {
+    fn new(test: &str) -> Apart {
+        let apart = Apart { name: format!("hw{test}{}", std::process::id()) };
+        ip(&["netns", "add", &apart.name]);
+        ip(&["-n", &apart.name, "link", "set", "lo", "up"]);
+        apart
+    }
+
+    /// A role of the program, under Highwire.
+    fn command(&self, ground: &Ground, arguments: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, HIGHWIRE, "run", "--"]).arg(compiled("registry")).args(arguments);
+        command.env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run"));
+        command
+    }
+
+    /// The registry that is there.
+    fn registry(&self) -> Option<Pid> {
+        let is_registry = |process: &&str| {
+            std::fs::read_to_string(format!("/proc/{process}/cmdline"))
+                .is_ok_and(|line| line.contains("lanes-registry"))
+        };
+        let processes = ip(&["netns", "pids", &self.name]);
+        Pid::from_raw(processes.lines().find(is_registry)?.parse().ok()?)
+    }
+
+    fn end_registry(&self) {
+        if let Some(registry) = self.registry() {
+            kill_process(registry, Signal::KILL).unwrap();
+            until("the registry has ended", || self.registry().is_none());
+        }
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        if let Some(registry) = self.registry() {
+            let _ = kill_process(registry, Signal::KILL);
+        }
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
+}
+
+fn ip(arguments: &[&str]) -> String {
+    let output =
+        Command::new("ip").args(arguments).output().expect("ip is not installed (Debian: apt-get install iproute2)");
+    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
