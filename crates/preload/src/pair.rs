@@ -88,6 +88,11 @@ pub(crate) fn count_call(slot: &Slot, fd: c_int) {
     }
 }
 
+/// In a forked child, which does not have the thread that asked.
+pub(crate) fn forget_asking() {
+    ASKING.store(false, Ordering::Relaxed);
+}
+
 /// The next call on it asks: whoever had it before may have left something in a lane.
 pub(crate) fn ask_at_once(slot: &Slot) {
     slot.calls.store(CALLS, Ordering::Relaxed);

@@ -100,6 +100,7 @@ fn become_child() {
     let process = Process::current().number();
     NUMBER.store(process, Ordering::Relaxed);
     crate::spin::forget_thread();
+    crate::pair::forget_asking();
     counters::detach();
     for slot in table::slots() {
         slot.start_over();

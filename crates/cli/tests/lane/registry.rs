@@ -28,6 +28,26 @@ fn a_server_that_outlives_the_registry_has_lanes_from_the_next() {
     assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
 }
 
+/// Only one thread of a process asks at a time; a child that is forked meanwhile has no such thread.
+#[test]
+fn a_child_that_is_forked_while_a_thread_asks_has_lanes() {
+    if !is_root("a registry of a test's own") {
+        return;
+    }
+    let ground = Ground::new();
+    let apart = Apart::new("asking");
+    let mut server = Actor::start("server", &mut apart.command(&ground, &["asking", "server", "0"]));
+    let port = server.told("port");
+    let registry = apart.registry().unwrap().as_raw_nonzero().to_string();
+    let mut client = Actor::start("client", &mut apart.command(&ground, &["asking", "client", &port, &registry]));
+    let child = client.told("hold").parse().unwrap();
+    let bytes = ground.lane_bytes(child);
+    assert!(bytes > Some(0), "no byte of the child went by a lane: {bytes:?}");
+    client.end_input();
+    assert_eq!(client.ended_well().last().map(String::as_str), Some("client done"));
+    assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
+}
+
 /// `ip netns` names it, and knows whose processes are in it.
 struct Apart {
     name: String,
