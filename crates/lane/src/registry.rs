@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
@@ -98,8 +98,10 @@ struct Region {
     number: u64,
     memory: SharedMemory,
     descriptor: OwnedFd,
-    /// Which processes may see it. What they do with the descriptor nobody can know: so can others of their users.
+    /// Which processes it was given to.
     members: [Caller; 2],
+    /// Whose processes ever had it. What they do with the descriptor nobody can know: others of theirs may have it too.
+    users: BTreeSet<u32>,
     /// Ends that the lanes were given to.
     lanes: [Option<[End; 2]>; LANES],
     /// What it may grow by when all its lanes are new.
@@ -122,7 +124,7 @@ impl Region {
 
     /// Whether nobody of another user has ever seen it.
     fn is_of_users(&self, members: [Caller; 2]) -> bool {
-        self.members.iter().all(|member| members.iter().any(|other| other.user == member.user))
+        self.users.iter().all(|user| members.iter().any(|member| member.user == *user))
     }
 }
 
@@ -164,7 +166,7 @@ impl Registry {
         let board = OwnRegion::create(BOARD_BYTES)?;
         // No word is what it was on the board of the registry before: who waited for that one asks this one.
         for place in 0..BOARD_WORDS {
-            board.memory().store64(BOARD_AT + 8 * place, incarnation);
+            board.memory().store64(BOARD_AT + 8 * place, number);
         }
         Ok(Registry {
             listener,
@@ -303,7 +305,12 @@ impl Registry {
             }
         }
         match place {
-            Some(Place { region, lane, side }) => Reply::Paired { region: self.regions[region].number, lane, side },
+            Some(Place { region, lane, side }) => {
+                let region = &mut self.regions[region];
+                // A connection may have been passed on, to another user's process too.
+                region.users.insert(caller.user);
+                Reply::Paired { region: region.number, lane, side }
+            }
             None => {
                 let value = self.board.memory().load64(BOARD_AT + 8 * end.place());
                 Reply::Waiting { place: end.place() as u16, value }
@@ -349,7 +356,9 @@ impl Registry {
                 return None;
             }
         }
-        let same = |region: &Region| region.members == members || region.members == [members[1], members[0]];
+        let same = |region: &Region| {
+            region.is_of_users(members) && (region.members == members || region.members == [members[1], members[0]])
+        };
         let free = |region: &Region| region.lanes.iter().position(Option::is_none);
         if let Some(found) = self
             .regions
@@ -363,6 +372,7 @@ impl Registry {
         let fit = |region: &Region| region.is_left_to(&members) && region.is_of_users(members);
         if let Some(index) = self.regions.iter().position(fit) {
             self.regions[index].members = members;
+            self.regions[index].users.extend(members.map(|member| member.user));
             return Some((index, 0));
         }
         // Of one whose members are dead only the place and what it may grow by.
@@ -430,7 +440,8 @@ impl Region {
     fn create(number: u64, members: [Caller; 2], spare: u64) -> Result<Region, RegionError> {
         let (memory, descriptor) = SharedMemory::create(REGION_BYTES)?;
         LaneRegion::prepare(&memory, spare);
-        Ok(Region { number, memory, descriptor, members, lanes: [None; LANES], spare })
+        let users = members.map(|member| member.user).into();
+        Ok(Region { number, memory, descriptor, members, users, lanes: [None; LANES], spare })
     }
 }
 

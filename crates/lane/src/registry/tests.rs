@@ -408,6 +408,19 @@ fn memory_that_another_user_has_seen_is_given_to_nobody() {
     assert_eq!((registry.regions.len(), registry.growth_left), (2, 0));
 }
 
+#[test]
+fn memory_that_a_third_user_was_handed_gets_no_more_lanes() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    let own = caller(own_number());
+    registry.claim(end(1), 1, own, now);
+    registry.claim(end(1).mirrored(), 2, own, now);
+    // The connection was passed on, to a process of another user.
+    let other = Caller { user: own.user + 1, ..own };
+    assert!(matches!(registry.claim(end(1), 1, other, now), Reply::Paired { .. }), "what lies there is read first");
+    assert_eq!(registry.free_lane([own, own]), Some((1, 0)));
+}
+
 /// Whatever those of a region write to it, its lanes come back when they are dead, and as new.
 #[test]
 fn lanes_of_scribbled_memory_are_taken_back() {
@@ -459,7 +472,7 @@ fn callers_who_say_nothing_do_not_stay_and_are_limited() {
 #[test]
 fn words_of_two_registries_are_not_equal() {
     let [one, next] = [(); 2].map(|()| registry(Limits::default()));
-    let own = member(own_number());
+    let own = caller(own_number());
     let low = |registry: Registry, end| {
         let mut registry = registry;
         let Reply::Waiting { value, .. } = registry.claim(end, 1, own, Instant::now()) else { panic!("who has come?") };
