@@ -183,6 +183,7 @@ impl Registry {
 
     /// Answers claims until nobody has a lane or waits for one.
     pub fn serve(&mut self) {
+        highwire_mem::run_like_anybody();
         let mut busy = Instant::now();
         let mut swept = Instant::now();
         loop {

@@ -78,7 +78,7 @@ pub use {
     },
     sys::{
         KernelTooOld, Sleep, SleepOutcome, at_exit, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
-        kernel_check, light_barrier, pause,
+        kernel_check, light_barrier, pause, run_like_anybody,
     },
     tcp::{TcpCounts, network_namespace, socket_names},
     watcher::{Watch, WatchKey, Watcher},

@@ -227,6 +227,17 @@ pub fn current_cpu() -> u32 {
     u32::try_from(cpu).unwrap_or(u32::MAX)
 }
 
+/// Undoes what this thread has of its parent's scheduling, for a process that serves others than the one that happened to
+/// start it: a policy of real time, and being bound to some CPUs. What cannot be undone stays.
+pub fn run_like_anybody() {
+    let anything = libc::sched_param { sched_priority: 0 };
+    // SAFETY: sched_param is read; 0 is this thread.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const anything) };
+    let mut all = rustix::thread::CpuSet::new();
+    (0..rustix::thread::CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+    let _ = rustix::thread::sched_setaffinity(None, &all);
+}
+
 /// CPUs that this thread may really use: affinity and cgroup quota, whichever is less.
 pub fn cpus_allowed() -> usize {
     // The standard library counts both.
