@@ -259,6 +259,11 @@ impl<'m> Incoming<'m> {
         self.memory().load32(self.at(SENDING_AT)) != 0
     }
 
+    /// Whether more was read by TCP than its writer says to have sent: somebody sends who does not say so.
+    pub fn is_ahead(self) -> bool {
+        !self.may_be_sent() && self.memory().load64(self.at(TCP_HINT_AT)) < self.memory().glance64(self.at(TCP_READ_AT))
+    }
+
     /// Notes where the reader runs.
     #[inline]
     pub fn note_cpu(self, cpu: Option<u32>) {

@@ -60,7 +60,7 @@ const KERNEL_ANSWER: u64 = 20;
 struct Call<'a> {
     fd: c_int,
     slot: &'static Slot,
-    end: End,
+    end: &'a End,
     parts: Parts<'a>,
     flags: c_int,
     total: usize,
@@ -95,14 +95,14 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
         settle(slot, fd);
     }
     let waits = slot.waits(flags);
-    let (from_lane, from_kernel) = (Cell::new(false), Cell::new(false));
-    let call = Call { fd, slot, end, parts, flags, total, waits, from_lane, from_kernel };
     if plan.done == 0
         && !end.incoming.has_news()
-        && let Some(verdict) = call.without_news(plan)
+        && let Some(verdict) = without_news(slot, &end, waits, plan)
     {
         return verdict;
     }
+    let (from_lane, from_kernel) = (Cell::new(false), Cell::new(false));
+    let call = Call { fd, slot, end: &end, parts, flags, total, waits, from_lane, from_kernel };
     if !call.lock() {
         return plan.fail(libc::EINTR);
     }
@@ -164,9 +164,30 @@ pub(crate) fn settle(slot: &Slot, fd: c_int) {
     }
 }
 
+/// The answers that need no lock: there was nothing a moment ago; nobody could answer while we spin.
+#[inline]
+fn without_news(slot: &Slot, end: &End, waits: bool, plan: &mut Plan) -> Option<Verdict> {
+    let incoming = end.incoming;
+    let seen = incoming.published();
+    if waits {
+        // Not looking, everything comes by TCP; and who runs where the writer runs does not begin to look.
+        let blind = !incoming.is_looking() && !spin::may_spin(incoming.writer_cpu());
+        return (blind && !incoming.has_records() && incoming.sleep(seen)).then(|| asleep(slot));
+    }
+    let asked = slot.kernel_asked.load(Ordering::Relaxed);
+    let fresh = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER) && !epoll::told_since(asked);
+    // A writer that never used the lane may be one whose system calls nobody sees.
+    let announces = seen > 0 && !slot.has(flag::UNANNOUNCED);
+    if fresh && announces && incoming.is_looking() && !incoming.is_closing() && !incoming.may_be_sent() {
+        add(slot, Counter::CallsAvoided, 1);
+        return Some(plan.fail(libc::EAGAIN));
+    }
+    None
+}
+
 impl Call<'_> {
     fn lock(&self) -> bool {
-        lock(self.slot, self.end, &self.slot.receive_frame, self.end.incoming.lock())
+        lock(self.slot, *self.end, &self.slot.receive_frame, self.end.incoming.lock())
     }
 
     fn unlock(&self) {
@@ -176,27 +197,6 @@ impl Call<'_> {
     /// Whether the whole buffer is to be filled before the call returns.
     fn wants_all(&self) -> bool {
         self.waits && self.flags & libc::MSG_WAITALL != 0
-    }
-
-    /// The answers that need no lock: there was nothing a moment ago; nobody could answer while we spin.
-    #[inline]
-    fn without_news(&self, plan: &mut Plan) -> Option<Verdict> {
-        let incoming = self.end.incoming;
-        let seen = incoming.published();
-        if self.waits {
-            // Not looking, everything comes by TCP; and who runs where the writer runs does not begin to look.
-            let blind = !incoming.is_looking() && !spin::may_spin(incoming.writer_cpu());
-            return (blind && !incoming.has_records() && incoming.sleep(seen)).then(|| self.asleep());
-        }
-        let asked = self.slot.kernel_asked.load(Ordering::Relaxed);
-        let fresh = ticks().wrapping_sub(asked) < spin::microseconds(KERNEL_ANSWER) && !epoll::told_since(asked);
-        // A writer that never used the lane may be one whose system calls nobody sees.
-        let announces = seen > 0 && !self.slot.has(flag::UNANNOUNCED);
-        if fresh && announces && incoming.is_looking() && !incoming.is_closing() && !incoming.may_be_sent() {
-            add(self.slot, Counter::CallsAvoided, 1);
-            return Some(plan.fail(libc::EAGAIN));
-        }
-        None
     }
 
     fn by_turns(&self, plan: &mut Plan) -> Verdict {
@@ -234,7 +234,7 @@ impl Call<'_> {
                             Next::Tcp(bound) if incoming.has_records() => left.min(bound as usize),
                             _ => left,
                         };
-                        return self.asleep();
+                        return asleep(self.slot);
                     }
                 }
                 Next::Tcp(bound) => {
@@ -282,7 +282,7 @@ impl Call<'_> {
                     }
                 }
                 Next::Nothing => {
-                    look_if_allowed(self.slot, self.end);
+                    look_if_allowed(self.slot, *self.end);
                     if let Some(verdict) = self.spin(plan) {
                         return verdict;
                     }
@@ -292,7 +292,7 @@ impl Call<'_> {
                     if incoming.sleep(seen) {
                         plan.limit = left;
                         if plan.done == 0 {
-                            return self.asleep();
+                            return asleep(self.slot);
                         }
                         // The kernel does not know of the part of a whole that is there already.
                         match self.tcp(plan, left) {
@@ -359,16 +359,15 @@ impl Call<'_> {
         if !incoming.sleep(seen) {
             return None;
         }
-        let announced = incoming.may_be_sent() || incoming.has_news();
         let result = self.tcp(plan, self.total - plan.done);
         incoming.wake();
-        if !announced && matches!(result, Ok(bytes) if bytes > 0) && !incoming.has_news() {
+        if incoming.is_ahead() {
             self.slot.set(flag::UNANNOUNCED);
         }
         match result {
             Ok(_) => Some(self.done(plan, begun)),
             Err(libc::EAGAIN) => {
-                look_if_allowed(self.slot, self.end);
+                look_if_allowed(self.slot, *self.end);
                 self.slot.kernel_asked.store(ticks(), Ordering::Relaxed);
                 if incoming.has_news() { None } else { Some(plan.fail(libc::EAGAIN)) }
             }
@@ -378,7 +377,7 @@ impl Call<'_> {
 
     fn done(&self, plan: &Plan, begun: usize) -> Verdict {
         if plan.done > begun {
-            look_if_allowed(self.slot, self.end);
+            look_if_allowed(self.slot, *self.end);
         }
         if self.from_lane.get() {
             add(self.slot, Counter::LaneCallsIn, 1);
@@ -398,13 +397,6 @@ impl Call<'_> {
         if plan.done > 0 { Verdict::Done } else { plan.fail(libc::ECONNRESET) }
     }
 
-    /// Counted as a sleeper already.
-    fn asleep(&self) -> Verdict {
-        add(self.slot, Counter::Sleeps, 1);
-        self.slot.enter_kernel();
-        Verdict::Kernel
-    }
-
     /// Waits without taking anything. Counted as a sleeper already.
     fn wait(&self) -> Verdict {
         self.slot.enter_kernel();
@@ -417,7 +409,7 @@ impl Call<'_> {
         let seen = incoming.published();
         match incoming.next() {
             Next::Nothing if self.waits || self.slot.has(flag::PLAIN) => {
-                return if incoming.sleep(seen) { self.asleep() } else { self.peek(plan) };
+                return if incoming.sleep(seen) { asleep(self.slot) } else { self.peek(plan) };
             }
             Next::Lie => return self.broken(plan),
             _ => {}
@@ -478,6 +470,12 @@ impl Call<'_> {
         }
         Verdict::Done
     }
+}
+
+/// The program's call may wait in the kernel. It is counted as a sleeper already.
+fn asleep(slot: &Slot) -> Verdict {
+    add(slot, Counter::Sleeps, 1);
+    to_kernel(slot)
 }
 
 /// A call on a connection without a lane.
