@@ -517,7 +517,10 @@ pub(crate) fn received(plan: &Plan, result: ssize_t, flags: c_int) {
 /// Begins to look, where nobody sleeps on the connection and the other end can see it.
 pub(crate) fn look_if_allowed(slot: &Slot, end: End) {
     let incoming = end.incoming;
-    if incoming.is_looking() || slot.has(flag::NOT_READING) || crate::counters::switched_off() {
+    if crate::counters::switched_off() {
+        return incoming.turn_away();
+    }
+    if incoming.is_looking() || slot.has(flag::NOT_READING) {
         return;
     }
     let together = !spin::may_spin(incoming.writer_cpu()) && !spin::plan_to_step_aside(slot);
