@@ -11,6 +11,7 @@ mod command;
 mod compiled;
 mod ends;
 mod ground;
+mod network;
 mod plainly;
 mod programs;
 mod registry;

@@ -4,6 +4,7 @@
 use crate::actor::{Actor, Ended, run};
 use crate::compiled::{compile, compiled};
 use crate::ground::{Ground, Nobody, Way, is_root};
+use crate::network;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -85,25 +86,11 @@ fn ends_in_different_network_namespaces_stay_plain() {
         return;
     }
     let ground = Ground::new();
-    let network = Network::new();
-    let binary = compiled("namespaces");
-    let mut server = Actor::start(
-        "server",
-        Command::new("ip")
-            .args(["netns", "exec", &network.names[0]])
-            .args(enter(&ground, &binary))
-            .args(["across", "server", "0"])
-            .env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run")),
-    );
+    let [near, far] = network::joined();
+    let command = ground.command(Way::Highwire, compiled("namespaces"));
+    let mut server = Actor::start("server", near.enter(&command).args(["across", "server", "0"]));
     let port = server.told("port");
-    let mut client = Actor::start(
-        "client",
-        Command::new("ip")
-            .args(["netns", "exec", &network.names[1]])
-            .args(enter(&ground, &binary))
-            .args(["across", "client", &port, "10.99.0.1"])
-            .env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run")),
-    );
+    let mut client = Actor::start("client", far.enter(&command).args(["across", "client", &port, "10.99.0.1"]));
     let process = client.told("hold").parse().unwrap();
     assert!(ground.lane_bytes(process).is_none_or(|bytes| bytes == 0), "a lane between two networks");
     client.end_input();
@@ -118,25 +105,20 @@ fn equal_names_in_different_namespaces_are_not_taken_for_each_other() {
         return;
     }
     let ground = Ground::new();
-    let network = Network::new();
-    let binary = compiled("namespaces");
-    let inside = |namespace: &str, arguments: &[&str]| {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", namespace]).args(enter(&ground, &binary)).args(arguments);
-        command.env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run"));
-        command
-    };
+    let both = network::joined();
+    let command = ground.command(Way::Highwire, compiled("namespaces"));
     let mut servers = Vec::new();
     let mut clients = Vec::new();
-    for name in &network.names {
-        let mut server = Actor::start("server", &mut inside(name, &["twins", "server", "7700"]));
+    for namespace in &both {
+        let mut server = Actor::start("server", namespace.enter(&command).args(["twins", "server", "7700"]));
         assert_eq!(server.told("port"), "7700");
         servers.push(server);
     }
-    for (number, name) in network.names.iter().enumerate() {
+    for (number, namespace) in both.iter().enumerate() {
         // Even the client's port is the same in both.
         let stream = number.to_string();
-        clients.push(Actor::start("client", &mut inside(name, &["twins", "client", "7700", "127.0.0.1", &stream])));
+        let arguments = ["twins", "client", "7700", "127.0.0.1", &stream];
+        clients.push(Actor::start("client", namespace.enter(&command).args(arguments)));
     }
     for (number, client) in clients.into_iter().enumerate() {
         assert_eq!(client.ended_well().last().map(String::as_str), Some("client done"), "client {number}");
@@ -144,50 +126,4 @@ fn equal_names_in_different_namespaces_are_not_taken_for_each_other() {
     for server in servers {
         assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
     }
-}
-
-/// `highwire run -- PROGRAM` as arguments for whoever executes it.
-fn enter(ground: &Ground, program: &Path) -> Vec<String> {
-    let command = ground.command(Way::Highwire, program);
-    std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(|argument| argument.to_str().unwrap().to_owned())
-        .collect()
-}
-
-/// Two network namespaces and what joins them, taken down with this value.
-pub struct Network {
-    pub names: [String; 2],
-}
-
-impl Network {
-    pub fn new() -> Network {
-        let id = std::process::id();
-        let network = Network { names: [format!("hwlane{id}a"), format!("hwlane{id}b")] };
-        let [a, b] = &network.names;
-        for name in &network.names {
-            ip(&["netns", "add", name]);
-            ip(&["-n", name, "link", "set", "lo", "up"]);
-        }
-        ip(&["-n", a, "link", "add", "hwlane0", "type", "veth", "peer", "name", "hwlane1", "netns", b]);
-        ip(&["-n", a, "address", "add", "10.99.0.1/24", "dev", "hwlane0"]);
-        ip(&["-n", b, "address", "add", "10.99.0.2/24", "dev", "hwlane1"]);
-        ip(&["-n", a, "link", "set", "hwlane0", "up"]);
-        ip(&["-n", b, "link", "set", "hwlane1", "up"]);
-        network
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = Command::new("ip").args(["netns", "del", name]).status();
-        }
-    }
-}
-
-fn ip(arguments: &[&str]) {
-    let output =
-        Command::new("ip").args(arguments).output().expect("ip is not installed (Debian: apt-get install iproute2)");
-    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -3,7 +3,8 @@
 
 use crate::actor::Actor;
 use crate::compiled::compiled;
-use crate::ground::{Ground, HIGHWIRE, is_root, until};
+use crate::ground::{Ground, Way, is_root, until};
+use crate::network::{Namespace, ip};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Command;
 
@@ -48,25 +49,19 @@ fn a_child_that_is_forked_while_a_thread_asks_has_lanes() {
     assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
 }
 
-/// `ip netns` names it, and knows whose processes are in it.
+/// A network namespace and the registry that is there, which ends with it.
 struct Apart {
-    name: String,
+    namespace: Namespace,
 }
 
 impl Apart {
-    fn new(test: &str) -> Apart {
-        let apart = Apart { name: format!("hw{test}{}", std::process::id()) };
-        ip(&["netns", "add", &apart.name]);
-        ip(&["-n", &apart.name, "link", "set", "lo", "up"]);
-        apart
+    fn new(tag: &str) -> Apart {
+        Apart { namespace: Namespace::new(tag) }
     }
 
     /// A role of the program, under Highwire.
     fn command(&self, ground: &Ground, arguments: &[&str]) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name, HIGHWIRE, "run", "--"]).arg(compiled("registry")).args(arguments);
-        command.env("HIGHWIRE_RUNTIME_DIR", ground.path().join("run"));
-        command
+        self.namespace.enter(ground.command(Way::Highwire, compiled("registry")).args(arguments))
     }
 
     /// The registry that is there.
@@ -75,7 +70,7 @@ impl Apart {
             std::fs::read_to_string(format!("/proc/{process}/cmdline"))
                 .is_ok_and(|line| line.contains("lanes-registry"))
         };
-        let processes = ip(&["netns", "pids", &self.name]);
+        let processes = ip(&["netns", "pids", &self.namespace.name]);
         Pid::from_raw(processes.lines().find(is_registry)?.parse().ok()?)
     }
 
@@ -92,13 +87,5 @@ impl Drop for Apart {
         if let Some(registry) = self.registry() {
             let _ = kill_process(registry, Signal::KILL);
         }
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
     }
-}
-
-fn ip(arguments: &[&str]) -> String {
-    let output =
-        Command::new("ip").args(arguments).output().expect("ip is not installed (Debian: apt-get install iproute2)");
-    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -4,18 +4,17 @@
 use crate::actor::{Actor, run};
 use crate::compiled::compiled;
 use crate::ground::{Ground, Nobody, is_root, until};
-use crate::plainly::Network;
+use crate::network::Namespace;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::PathBuf;
-use std::process::Command;
 
 #[test]
 fn ends_of_different_users_stay_plain_and_those_of_each_have_lanes() {
     if !is_root("lanes of several users") {
         return;
     }
-    let place = Place::new();
+    let place = Place::new("apart");
     let [one, another] = USERS.map(|user| Nobody::numbered(&place.ground, user));
     let between = place.talk(&one, &another);
     for process in between.processes() {
@@ -45,8 +44,8 @@ fn the_registry_of_root_brings_ends_of_different_users_together() {
     if !is_root("a registry for several users") {
         return;
     }
-    let place = Place::new();
-    let mut command = place.enter(&place.ground.highwire(&["run", "--", "true"]));
+    let place = Place::new("together");
+    let mut command = place.namespace.enter(&place.ground.highwire(&["run", "--", "true"]));
     run("highwire run by root", &mut command).well("highwire run by root");
     let [one, another] = USERS.map(|user| Nobody::numbered(&place.ground, user));
     let between = place.talk(&one, &another);
@@ -62,7 +61,7 @@ fn the_registry_of_root_brings_ends_of_different_users_together() {
 /// A network namespace, in which no registry runs that a test before has left.
 struct Place {
     ground: Ground,
-    network: Network,
+    namespace: Namespace,
     program: PathBuf,
 }
 
@@ -75,29 +74,18 @@ struct Told {
 }
 
 impl Place {
-    fn new() -> Place {
+    fn new(tag: &str) -> Place {
         let ground = Ground::new();
         let program = ground.directory("binaries").join("switched");
         std::fs::copy(compiled("switched"), &program).unwrap();
-        Place { ground, network: Network::new(), program }
-    }
-
-    /// The same command, in this place.
-    fn enter(&self, command: &Command) -> Command {
-        let mut entered = Command::new("ip");
-        entered.args(["netns", "exec", &self.network.names[0]]).arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            entered.env(name, value.unwrap_or_default());
-        }
-        entered.current_dir("/");
-        entered
+        Place { ground, namespace: Namespace::new(tag), program }
     }
 
     /// A server of one user and a client of another who talk until they are told to end.
     fn talk(&self, serving: &Nobody, asking: &Nobody) -> Talk {
         let role = |user: &Nobody, name: &str, port: &str| {
             let mut command = user.highwire(&self.program);
-            Actor::start(name, &mut self.enter(command.args(["switched", name, port])))
+            Actor::start(name, &mut self.namespace.enter(command.args(["switched", name, port])))
         };
         let mut server = role(serving, "server", "0");
         let client = role(asking, "client", &server.told("port"));
@@ -107,7 +95,7 @@ impl Place {
     /// What root is told of the connection of a process, once it has carried bytes.
     fn told(&self, process: u32) -> Told {
         let command = self.ground.highwire(&["explain", "--json"]);
-        let lines = run("explain", &mut self.enter(&command)).well("explain");
+        let lines = run("explain", &mut self.namespace.enter(&command)).well("explain");
         let told: Value = serde_json::from_str(&lines.join("\n")).unwrap();
         let processes = told["processes"].as_array().unwrap();
         let sockets = processes.iter().find(|each| each["pid"] == process).map(|found| &found["sockets"]);
