@@ -201,6 +201,9 @@ impl<'m> Lane<'m> {
 const HOLDERS_AT: usize = 16;
 const HOLDERS: usize = 8;
 
+/// Holds a place among [`Holders`] for a child that is about to be forked, until its number is known.
+pub const UNBORN: u32 = u32::MAX;
+
 /// The processes that have an end's descriptor. Only one that is alone may look.
 #[derive(Clone, Copy, Debug)]
 pub struct Holders<'m> {

@@ -37,7 +37,7 @@ mod tests;
 
 pub use incoming::{Incoming, Next, Record};
 pub use layout::{
-    AREA_BYTES, CAPACITY_LEAST, EndState, Holders, LANES, Lane, LaneRegion, RECORD_MAX, REGION_BYTES, Side,
+    AREA_BYTES, CAPACITY_LEAST, EndState, Holders, LANES, Lane, LaneRegion, RECORD_MAX, REGION_BYTES, Side, UNBORN,
 };
 pub use outgoing::{Outgoing, Published};
 pub use thread_lock::ThreadLock;

@@ -5,7 +5,7 @@
 //! do. The registry sees no byte of any connection, and its death costs only new pairs.
 
 use crate::claim::{BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, Reply, Request, address, receive};
-use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side};
+use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side, UNBORN};
 use highwire_mem::{OwnMemory, OwnRegion, RegionError, SharedMemory, TcpCounts, network_namespace, socket_names};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -395,13 +395,15 @@ impl Registry {
     fn sweep(&mut self, now: Instant) {
         let board = self.board.memory();
         self.claims.retain(|end, claim| {
-            let alive = claim.place.is_some() || is_alive(claim.caller.process);
-            let kept = alive && (claim.place.is_some() || now.duration_since(claim.asked) <= CLAIM_LIFE);
-            if alive && !kept {
+            if claim.place.is_some() {
+                return true;
+            }
+            let (alive, fresh) = (is_alive(claim.caller.process), now.duration_since(claim.asked) <= CLAIM_LIFE);
+            if alive && !fresh {
                 // It asks again when it next has something to do, or the other end would find nobody.
                 change(board, *end);
             }
-            kept
+            alive && fresh
         });
         for (number, region) in self.regions.iter_mut().enumerate() {
             for index in 0..LANES {
@@ -479,8 +481,6 @@ fn is_alive(process: u32) -> bool {
     process == UNBORN || number.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
 }
 
-/// Holds a place for a child that is about to be forked.
-const UNBORN: u32 = u32::MAX;
 const SWEEP: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 const CLAIM_LIFE: Duration = Duration::from_secs(60);

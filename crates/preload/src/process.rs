@@ -3,6 +3,7 @@
 use crate::counters;
 use crate::raw;
 use crate::table::{self, Slot, flag};
+use highwire_lane::UNBORN;
 use highwire_lane::counters::{Counter, Reason, digits};
 use highwire_mem::{Process, TcpCounts};
 use rustix::fd::BorrowedFd;
@@ -13,8 +14,6 @@ static SANDBOXED: AtomicBool = AtomicBool::new(false);
 static RING: AtomicBool = AtomicBool::new(false);
 /// Whether a child of vfork may be running in this memory.
 static VFORKED: AtomicBool = AtomicBool::new(false);
-/// Stands for a child in the lists of holders until its number is known.
-const UNBORN: u32 = u32::MAX;
 
 /// At the beginning, in the constructor.
 pub(crate) fn begin() {
