@@ -29,6 +29,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     plan.limit = total;
     let Some(slot) = slot_of(fd) else { return Verdict::Kernel };
     plan.of(slot);
+    let piece = if slot.has(flag::PLAIN) { usize::MAX } else { PIECE };
     let lane = slot.end().is_some_and(|end| end.outgoing.is_looked_at());
     let begin = match *offset {
         _ if !lane || process::is_sandboxed() => None,
@@ -40,7 +41,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
         if slot.end().is_none() {
             crate::pair::count_call(slot, fd);
         }
-        plan.limit = total.min(PIECE);
+        plan.limit = total.min(piece);
         return to_kernel(slot);
     };
     let mut at_end = false;
@@ -50,7 +51,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
         bytes
     };
     let verdict = decide(fd, plan, 0, total, copy);
-    plan.limit = plan.limit.min(PIECE);
+    plan.limit = plan.limit.min(piece);
     if *offset >= 0 {
         *offset = begin + plan.done as i64;
     } else if plan.done > 0 {
@@ -66,7 +67,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     verdict
 }
 
-/// So much of a file the kernel is given at once: after it the reader may be looking.
+/// So much of a file the kernel is given at once, where a lane is there or may come: after it the reader may be looking.
 const PIECE: usize = 128 << 10;
 
 fn decide(
