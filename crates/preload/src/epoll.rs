@@ -231,8 +231,8 @@ impl Registration {
     fn open_descriptor(&self) -> Option<c_int> {
         let fd = self.descriptor.load(Ordering::Relaxed);
         match self.slot() {
-            Some(slot) if slot_of(fd).is_some_and(|now| now.index() == slot.index()) => Some(fd),
-            Some(slot) => table::descriptors().find(|(_, other)| other.index() == slot.index()).map(|(fd, _)| fd),
+            Some(slot) if slot_of(fd).is_some_and(|now| std::ptr::eq(now, slot)) => Some(fd),
+            Some(slot) => table::descriptor_of(slot),
             None => set_of(fd).map(|_| fd),
         }
     }

@@ -197,8 +197,7 @@ fn note_board(memory: rustix::fd::OwnedFd) {
 }
 
 fn milliseconds() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+    crate::spin::nanoseconds() / 1_000_000
 }
 
 /// Looks at the ports, once.

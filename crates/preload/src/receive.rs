@@ -119,7 +119,7 @@ pub(crate) fn to_pipe(fd: c_int, plan: &mut Plan, to: c_int, count: usize, waits
     plan.of(slot);
     let Some(end) = slot.end() else { return to_kernel(slot) };
     end.incoming.turn_away();
-    if !lock(slot, end, &slot.receive_frame, end.incoming.lock()) {
+    if !lock_reading(slot, end) {
         return plan.fail(libc::EINTR);
     }
     let verdict = match end.incoming.next() {
@@ -187,7 +187,7 @@ fn without_news(slot: &Slot, end: &End, waits: bool, plan: &mut Plan) -> Option<
 
 impl Call<'_> {
     fn lock(&self) -> bool {
-        lock(self.slot, *self.end, &self.slot.receive_frame, self.end.incoming.lock())
+        lock_reading(self.slot, *self.end)
     }
 
     fn unlock(&self) {
@@ -551,6 +551,11 @@ pub(crate) fn try_to_look(slot: &Slot, end: End) {
         look_if_allowed(slot, end);
         lock.unlock(thread);
     }
+}
+
+/// Takes the lock of who reads. False for a handler that interrupted this very thread while it had it.
+fn lock_reading(slot: &Slot, end: End) -> bool {
+    lock(slot, end, &slot.receive_frame, end.incoming.lock())
 }
 
 /// Whether a thread of this number is there who uses the connection.

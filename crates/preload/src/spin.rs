@@ -36,7 +36,8 @@ pub(crate) fn begin() {
     BEGAN_NANOSECONDS.store(nanoseconds(), Ordering::Relaxed);
 }
 
-fn nanoseconds() -> u64 {
+/// Of the monotonic clock, asked of the kernel.
+pub(crate) fn nanoseconds() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
@@ -187,7 +188,7 @@ pub(crate) fn is_stuck_with(other: Option<u32>) -> bool {
         return false;
     }
     Giving::pass();
-    !MAY_STEP.load(Ordering::Relaxed) && other == Some(current_cpu())
+    !MAY_STEP.load(Ordering::Relaxed) && is_here(other)
 }
 
 /// Steps aside, if that was planned: for a moment this thread may not run here.

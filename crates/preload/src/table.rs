@@ -284,12 +284,18 @@ fn end_of(word: u64) -> Option<End> {
     Some(End { incoming: lane.incoming(side), outgoing: lane.outgoing(side), lane, side })
 }
 
+#[inline(always)]
+fn word_of(fd: i32) -> Option<&'static AtomicU32> {
+    hw_descriptors.get(usize::try_from(fd).ok()?)
+}
+
+#[inline(always)]
 fn entry(fd: i32) -> u32 {
-    usize::try_from(fd).ok().and_then(|fd| hw_descriptors.get(fd)).map_or(0, |word| word.load(Ordering::Acquire))
+    word_of(fd).map_or(0, |word| word.load(Ordering::Acquire))
 }
 
 fn set_entry(fd: i32, value: u32) -> bool {
-    let Some(word) = usize::try_from(fd).ok().and_then(|fd| hw_descriptors.get(fd)) else { return false };
+    let Some(word) = word_of(fd) else { return false };
     word.store(value, Ordering::Release);
     true
 }
@@ -310,7 +316,7 @@ pub(crate) fn set_of(fd: i32) -> Option<usize> {
 
 /// A descriptor is known as an epoll set from now on. False if it already is one, or a connection, or has no entry.
 pub(crate) fn make_set(fd: i32, set: usize) -> bool {
-    let Some(word) = usize::try_from(fd).ok().and_then(|fd| hw_descriptors.get(fd)) else { return false };
+    let Some(word) = word_of(fd) else { return false };
     let change = |entry: u32| (entry & (EPOLL | SOCKET) == 0).then_some(EPOLL | set as u32);
     word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).is_ok()
 }
@@ -336,6 +342,11 @@ pub(crate) fn slots() -> impl Iterator<Item = &'static Slot> {
 pub(crate) fn descriptors() -> impl Iterator<Item = (i32, &'static Slot)> {
     let end = HIGHEST.load(Ordering::Relaxed) as usize + 1;
     (0..end.min(DESCRIPTORS) as i32).filter_map(|fd| Some((fd, slot_of(fd)?)))
+}
+
+/// A descriptor of a connection.
+pub(crate) fn descriptor_of(slot: &Slot) -> Option<i32> {
+    descriptors().find(|(_, known)| std::ptr::eq(*known, slot)).map(|(fd, _)| fd)
 }
 
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
@@ -437,7 +448,7 @@ fn release(fd: i32, orderly: bool) {
     if slot.descriptors.load(Ordering::SeqCst) > 1 {
         slot.descriptors.fetch_sub(1, Ordering::SeqCst);
         // It is known by another one from now on.
-        if let Some((other, _)) = descriptors().find(|(_, known)| std::ptr::eq(*known, slot)) {
+        if let Some(other) = descriptor_of(slot) {
             counters::set(slot, Counter::Descriptor, other as u64 + 1);
         }
         return;

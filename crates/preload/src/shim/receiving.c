@@ -93,15 +93,15 @@ ssize_t EXPORTED(read)(int fd, void *into, size_t bytes) {
 }
 
 ssize_t EXPORTED(readv)(int fd, const struct iovec *parts, int count) {
-    if (!concerns(fd) || count <= 0 || count > PARTS_MAX || sum(parts, count) == 0)
+    if (!concerns(fd) || !has_bytes(parts, (size_t)count))
         return real_readv(fd, parts, count);
     return receive(READV, fd, parts, count, 0);
 }
 
 ssize_t EXPORTED(preadv2)(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
     // The others are for files.
-    if (!concerns(fd) || offset != -1 || (flags & ~(RWF_NOWAIT | RWF_HIPRI | RWF_DSYNC | RWF_SYNC)) || count <= 0 ||
-        count > PARTS_MAX || sum(parts, count) == 0)
+    if (!concerns(fd) || offset != -1 || (flags & ~(RWF_NOWAIT | RWF_HIPRI | RWF_DSYNC | RWF_SYNC)) ||
+        !has_bytes(parts, (size_t)count))
         return real_preadv2(fd, parts, count, offset, flags);
     return receive(flags & RWF_NOWAIT ? RECVMSG : READV, fd, parts, count, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }

@@ -60,13 +60,13 @@ ssize_t EXPORTED(write)(int fd, const void *from, size_t bytes) {
 }
 
 ssize_t EXPORTED(writev)(int fd, const struct iovec *parts, int count) {
-    if (!concerns(fd) || count <= 0 || count > PARTS_MAX || sum(parts, count) == 0)
+    if (!concerns(fd) || !has_bytes(parts, (size_t)count))
         return real_writev(fd, parts, count);
     return send_parts(WRITEV, fd, parts, count, 0);
 }
 
 ssize_t EXPORTED(pwritev2)(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
-    if (!concerns(fd) || offset != -1 || count <= 0 || count > PARTS_MAX || sum(parts, count) == 0)
+    if (!concerns(fd) || offset != -1 || !has_bytes(parts, (size_t)count))
         return real_pwritev2(fd, parts, count, offset, flags);
     if (flags & ~RWF_NOWAIT) {
         ssize_t result;
@@ -94,8 +94,8 @@ ssize_t EXPORTED(sendto)(int fd, const void *from, size_t bytes, int flags, cons
 ssize_t EXPORTED(sendmsg)(int fd, const struct msghdr *message, int flags) {
     if (message != NULL && message->msg_controllen > 0)
         hw_passes_descriptors(message);
-    if (!concerns(fd) || message == NULL || message->msg_iovlen == 0 || message->msg_iovlen > PARTS_MAX ||
-        (flags & MSG_FASTOPEN) || sum(message->msg_iov, message->msg_iovlen) == 0)
+    if (!concerns(fd) || message == NULL || (flags & MSG_FASTOPEN) ||
+        !has_bytes(message->msg_iov, message->msg_iovlen))
         return real_sendmsg(fd, message, flags);
     if (message->msg_controllen > 0) {
         ssize_t result;
