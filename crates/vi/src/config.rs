@@ -1,6 +1,6 @@
 //! Every limit is a number here, with the memory it costs.
 
-use crate::queue::{CompletionQueue, Notify};
+use crate::queue::{CompletionQueue, Notify, QueueHandle};
 use highwire_mem::Tag;
 use highwire_pulse::Pulses;
 use std::path::PathBuf;
@@ -105,7 +105,7 @@ pub enum Path {
 /// Choices for one VI.
 #[derive(Clone, Debug, Default)]
 pub struct ViOptions<'a> {
-    pub(crate) queue: Option<&'a CompletionQueue>,
+    pub(crate) queue: Option<QueueHandle>,
     pub(crate) reliability: Reliability,
     pub(crate) tag: Option<Tag>,
     pub(crate) path: Path,
@@ -125,7 +125,14 @@ impl<'a> ViOptions<'a> {
     /// The completion queue that watches this VI.
     #[must_use]
     pub fn queue(mut self, queue: &'a CompletionQueue) -> Self {
-        self.queue = Some(queue);
+        self.queue = Some(queue.handle());
+        self
+    }
+
+    /// The same, of a queue that another thread waits on.
+    #[must_use]
+    pub fn queue_of(mut self, queue: &QueueHandle) -> Self {
+        self.queue = Some(queue.clone());
         self
     }
 

@@ -173,6 +173,11 @@ impl Message {
         self
     }
 
+    /// The buffers, of a message that was refused.
+    pub fn into_payload(self) -> Payload {
+        self.payload
+    }
+
     /// How this payload travels.
     #[must_use]
     #[inline(always)]
@@ -268,8 +273,9 @@ impl Receive {
         }
     }
 
+    /// The buffers, of a receive that came back or was revoked.
     #[inline(always)]
-    pub(crate) fn into_payload(self) -> Payload {
+    pub fn into_payload(self) -> Payload {
         match self.target {
             Target::Nowhere | Target::InPlace => Payload::None,
             Target::Buffer(buffer) => Payload::Buffer(buffer),
@@ -353,7 +359,8 @@ pub enum Payload {
 }
 
 impl Payload {
-    pub(crate) fn into_segments(self) -> Vec<Segment> {
+    /// The pieces, in order.
+    pub fn into_segments(self) -> Vec<Segment> {
         match self {
             Payload::None | Payload::InPlace(_) => Vec::new(),
             Payload::Buffer(buffer) => vec![Segment::Buffer(buffer)],

@@ -41,6 +41,7 @@ mod queue;
 mod spin;
 mod stream;
 mod vi;
+mod watch;
 mod wire;
 
 pub use address::Address;
@@ -59,9 +60,10 @@ pub use host::remote::RemoteKey;
 pub use host::rendezvous::Refusal;
 pub use listener::ViListener;
 pub use nic::Nic;
-pub use queue::{Armed, CompletionQueue, Notify};
+pub use queue::{Armed, CompletionQueue, Notify, QueueHandle};
 pub use stream::{Combining, StreamReceiver, StreamRules, StreamSender, StreamWatch, Taken};
 pub use vi::{PeerId, State, Vi, ViId};
+pub use watch::Watch;
 
 pub use highwire_mem::work::{Denial, Landings, Segment, Wire, WireError};
 pub use highwire_mem::{

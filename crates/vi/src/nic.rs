@@ -239,8 +239,8 @@ impl NicInner {
 
     /// The queue that a VI with these choices belongs to.
     pub(crate) fn queue_for(&self, options: &ViOptions<'_>) -> Arc<QueueShared> {
-        match (options.queue, options.notify) {
-            (Some(queue), _) => queue.shared(),
+        match (&options.queue, options.notify) {
+            (Some(queue), _) => queue.shared().clone(),
             (None, Some(notify)) => notify.shared(),
             _ if options.own_bell => Arc::new(QueueShared::of_one(self.next_queue_id())),
             _ => self.queue.clone(),

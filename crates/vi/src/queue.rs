@@ -46,6 +46,23 @@ pub struct CompletionQueue {
     is_armed: bool,
 }
 
+/// A queue as those see it who do not wait on it: VIs are made with it, and whoever waits can be woken.
+#[derive(Clone, Debug)]
+pub struct QueueHandle {
+    shared: Arc<QueueShared>,
+}
+
+impl QueueHandle {
+    pub(crate) fn shared(&self) -> &Arc<QueueShared> {
+        &self.shared
+    }
+
+    /// Has whoever waits on the queue look again; [`CompletionQueue::wait_or`] asks its `stop` then.
+    pub fn wake(&self) {
+        self.shared.wake();
+    }
+}
+
 /// What a queue of many VIs keeps.
 #[derive(Debug)]
 struct Many {
@@ -86,6 +103,11 @@ impl CompletionQueue {
 
     pub(crate) fn shared(&self) -> Arc<QueueShared> {
         self.shared.clone()
+    }
+
+    /// What VIs are made with, by whichever thread, to be watched by this queue.
+    pub fn handle(&self) -> QueueHandle {
+        QueueHandle { shared: self.shared() }
     }
 
     /// VIs that it watches.
@@ -167,26 +189,33 @@ impl CompletionQueue {
     /// Waits for a VI that has something, at most `timeout`.
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<ViId, WaitError> {
+        self.wait_or(timeout, || false)?.ok_or(WaitError::TimedOut(timeout))
+    }
+
+    /// The same, or until `stop` says so: it is asked after every [`QueueHandle::wake`], and may be asked at other times.
+    /// `Ok(None)` if it stopped.
+    #[inline]
+    pub fn wait_or(&mut self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<ViId>, WaitError> {
         if !self.nic.process.is_this() {
             return Err(WaitError::ForkedChild);
         }
         if let Some(id) = self.poll() {
-            return Ok(id);
+            return Ok(Some(id));
         }
         // A queue without peers has nobody to look out for; those of other hosts are beside nobody.
         let cpu = current_cpu();
         if self.carriers.is_empty() && !all_beside(&self.peers, cpu) {
             for _ in 0..FREE_LOOKS {
                 if let Some(id) = self.poll() {
-                    return Ok(id);
+                    return Ok(Some(id));
                 }
             }
         }
-        self.wait_longer(timeout)
+        self.wait_longer(timeout, &mut stop)
     }
 
     #[inline(never)]
-    fn wait_longer(&mut self, timeout: Duration) -> Result<ViId, WaitError> {
+    fn wait_longer(&mut self, timeout: Duration, stop: &mut dyn FnMut() -> bool) -> Result<Option<ViId>, WaitError> {
         let nic = self.nic.clone();
         let peers = self.peers.clone();
         let elsewhere = !self.carriers.is_empty();
@@ -196,33 +225,40 @@ impl CompletionQueue {
         loop {
             // Whoever has slept on a socket is woken by each packet of a long message, and each look there is a
             // system call.
-            let found = if rested { self.poll() } else { nic.spin.spin(deadline, beside, || self.poll()) };
-            if let Some(id) = found {
-                return Ok(id);
+            let mut look = || match self.poll() {
+                Some(id) => Some(Some(id)),
+                None => stop().then_some(None),
+            };
+            let found = if rested { look() } else { nic.spin.spin(deadline, beside, look) };
+            if let Some(found) = found {
+                return Ok(found);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return self.poll().ok_or(WaitError::TimedOut(timeout));
+                return self.poll().map(Some).ok_or(WaitError::TimedOut(timeout));
             }
-            if let Some(found) = self.rest(left) {
+            if let Some(found) = self.rest(left, stop) {
                 rested = true;
                 match found {
-                    Some(id) => return Ok(id),
+                    Some(id) => return Ok(Some(id)),
                     None => continue,
                 }
             }
-            if let Some(id) = self.sleep(left, || false) {
-                return Ok(id);
+            if let Some(id) = self.sleep(left, &mut *stop) {
+                return Ok(Some(id));
             }
             if let Some(id) = self.poll() {
-                return Ok(id);
+                return Ok(Some(id));
+            }
+            if stop() {
+                return Ok(None);
             }
         }
     }
 
     /// Sleeps on the socket of the one port that all VIs go by, if there is only one, and it is for this
     /// thread to carry what comes. What was found, or nothing; `None` if it is not.
-    fn rest(&mut self, timeout: Duration) -> Option<Option<ViId>> {
+    fn rest(&mut self, timeout: Duration, stop: &mut dyn FnMut() -> bool) -> Option<Option<ViId>> {
         let [carrier] = &self.carriers[..] else { return None };
         if !self.peers.is_empty() {
             return None;
@@ -232,7 +268,7 @@ impl CompletionQueue {
         self.shared.set_resting(Some(carrier.clone()));
         let rested = carrier.rest(timeout, &mut || {
             found = self.find_ready();
-            found.is_some() || self.version != self.shared.version.load(Ordering::SeqCst)
+            found.is_some() || self.version != self.shared.version.load(Ordering::SeqCst) || stop()
         });
         self.shared.set_resting(None);
         rested.then_some(found)
@@ -394,7 +430,7 @@ impl Notify {
 
 impl CompletionQueue {
     /// Sleeps once: until something comes, the members change, or `stop` says so.
-    fn sleep(&mut self, timeout: Duration, stop: impl Fn() -> bool) -> Option<ViId> {
+    fn sleep(&mut self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Option<ViId> {
         // With many members the attention stands all the time.
         let members = if self.many.is_none() { self.members.clone() } else { Vec::new() };
         let (shared, homes, version) = (self.shared.clone(), self.homes.clone(), self.version);

@@ -12,6 +12,7 @@ use crate::host::{self, Parts};
 use crate::member::Member;
 use crate::nic::NicInner;
 use crate::spin::FREE_LOOKS;
+use crate::watch::Watch;
 use crate::wire::Calling;
 use highwire_mem::work::{Landings, Side};
 use highwire_mem::{Credentials, Exported, Frozen, Region};
@@ -122,6 +123,11 @@ impl Vi {
             Member::Host(member) => PeerId::Process(member.peer.credentials),
             Member::Wire(member) => PeerId::Host(member.terms.peer),
         }
+    }
+
+    /// What those need who wait for this VI while another thread uses it.
+    pub fn watch(&self) -> Watch {
+        Watch::new(self.member.clone(), self.nic.clone())
     }
 
     /// What has become of the payloads that came from another host; none of that on this one.
