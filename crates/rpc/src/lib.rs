@@ -1,0 +1,5 @@
+//! Calls.
+#![forbid(unsafe_code)]
+pub mod calls;
+pub mod head;
+pub mod session;
