@@ -80,6 +80,12 @@ impl Calls {
         (sequence & (self.places.len() as u64 - 1)) as usize
     }
 
+    /// The number that the next call will have.
+    #[inline]
+    pub fn next_sequence(&self) -> u64 {
+        self.next
+    }
+
     /// The number of a new call; `None` while there are as many as there may be.
     #[inline]
     pub fn begin(&mut self) -> Option<u64> {
@@ -134,7 +140,8 @@ impl Calls {
     pub fn welcome(&mut self, incarnation: u64, knows: bool) -> Vec<(u64, Fate)> {
         let same = knows && self.incarnation == incarnation;
         self.incarnation = incarnation;
-        let outstanding: Vec<u64> = (self.oldest..self.next).filter(|sequence| self.is_outstanding(*sequence)).collect();
+        let outstanding: Vec<u64> =
+            (self.oldest..self.next).filter(|sequence| self.is_outstanding(*sequence)).collect();
         let fates: Vec<_> = outstanding
             .into_iter()
             .map(|sequence| match self.places[self.at(sequence)] {
@@ -150,7 +157,8 @@ impl Calls {
 
     /// The session is over: all that is outstanding, and whether it was ever sent. None is outstanding afterwards.
     pub fn abandon(&mut self) -> Vec<(u64, bool)> {
-        let outstanding: Vec<u64> = (self.oldest..self.next).filter(|sequence| self.is_outstanding(*sequence)).collect();
+        let outstanding: Vec<u64> =
+            (self.oldest..self.next).filter(|sequence| self.is_outstanding(*sequence)).collect();
         outstanding
             .into_iter()
             .map(|sequence| {

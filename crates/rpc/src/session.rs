@@ -80,12 +80,7 @@ impl Session {
 
     /// A call has come. `may_repeat` if it does no harm to run it again.
     #[inline]
-    pub fn admit(
-        &mut self,
-        sequence: u64,
-        unanswered: u32,
-        may_repeat: bool,
-    ) -> Result<Admission<'_>, OutsideWindow> {
+    pub fn admit(&mut self, sequence: u64, unanswered: u32, may_repeat: bool) -> Result<Admission<'_>, OutsideWindow> {
         let window = self.places.len() as u64;
         let outside = OutsideWindow { sequence, unanswered, window: window as u32 };
         let arrived = sequence.checked_sub(unanswered.into()).filter(|first| *first > 0).ok_or(outside)?;
@@ -158,6 +153,7 @@ impl Session {
     }
 
     /// Bytes of answers that are kept.
+    #[cfg(test)]
     pub fn kept_bytes(&self) -> usize {
         self.places.iter().map(|place| place.answer.capacity()).sum()
     }

@@ -19,6 +19,10 @@ const SEGMENTS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PayloadToken(pub u64);
 
+/// The token of a message of which nobody wants to hear again: it has a completion only if it fails. For
+/// [`crate::SendQueue::send_bytes`], whose bytes are their sender's at once.
+pub const QUIET: u64 = u64::MAX;
+
 /// Up to 128 bytes that travel beside the payload. Costs nothing when empty.
 #[derive(Clone, Default)]
 pub struct Control(Option<Box<Beside>>);
@@ -107,6 +111,11 @@ impl Message {
     #[inline(always)]
     pub fn new(token: u64) -> Message {
         Message { token, control: Control::EMPTY, control_given: 0, immediate: 0, path: None, payload: Payload::None }
+    }
+
+    /// A message with this payload.
+    pub fn carrying(token: u64, payload: Payload) -> Message {
+        Message { payload, ..Message::new(token) }
     }
 
     /// Up to 128 bytes beside the payload.
@@ -208,6 +217,24 @@ impl Receive {
     #[inline(always)]
     pub fn new(token: u64) -> Receive {
         Receive { token, target: Target::Nowhere }
+    }
+
+    /// Room for a payload in these buffers, filled in their order. Only pieces that are the caller's alone can be filled:
+    /// with others they come back.
+    pub fn filling(token: u64, room: Payload) -> Result<Receive, Payload> {
+        let target = match room {
+            Payload::None => Target::Nowhere,
+            Payload::Buffer(buffer) => Target::Buffer(buffer),
+            Payload::Segments(segments) if segments.iter().all(|segment| matches!(segment, Segment::Buffer(_))) => {
+                let buffers = segments.into_iter().filter_map(|segment| match segment {
+                    Segment::Buffer(buffer) => Some(buffer),
+                    Segment::Shared(_) | Segment::Frozen(..) => None,
+                });
+                Target::Scatter(buffers.collect())
+            }
+            other => return Err(other),
+        };
+        Ok(Receive { token, target })
     }
 
     /// The payload is copied into `buffer`; several are filled in the order given.
@@ -359,6 +386,15 @@ pub enum Payload {
 }
 
 impl Payload {
+    /// This and one more piece.
+    #[must_use]
+    pub fn and(self, segment: Segment) -> Payload {
+        match (self, segment) {
+            (Payload::None, Segment::Buffer(buffer)) => Payload::Buffer(buffer),
+            (payload, segment) => payload.and_more(segment),
+        }
+    }
+
     /// The pieces, in order.
     pub fn into_segments(self) -> Vec<Segment> {
         match self {
@@ -368,9 +404,8 @@ impl Payload {
         }
     }
 
-    /// This and one more piece.
     #[cold]
-    fn and(self, segment: Segment) -> Payload {
+    fn and_more(self, segment: Segment) -> Payload {
         let mut segments = self.into_segments();
         segments.push(segment);
         Payload::Segments(segments.into())
@@ -412,8 +447,9 @@ impl Payload {
         }
     }
 
+    /// Bytes in all.
     #[inline]
-    pub(crate) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         match self {
             Payload::None => 0,
             Payload::Buffer(buffer) => buffer.len() as u64,

@@ -99,7 +99,7 @@ impl SendQueue {
     }
 
     /// Sends a copy of `bytes`; they are yours again when this returns. Refused, with nothing sent,
-    /// when there is no room for all of them now.
+    /// when there is no room for all of them now. With the token [`crate::QUIET`] there is no completion.
     #[inline(always)]
     pub fn send_bytes(&mut self, token: u64, bytes: &[u8]) -> Result<(), PostError> {
         match &mut self.0 {

@@ -48,7 +48,7 @@ pub use address::Address;
 pub use background::Background;
 pub use config::{Allow, Config, Path, Reliability, ViOptions};
 pub use descriptor::{
-    Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Receive,
+    Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, QUIET, RdmaRead, RdmaWrite, Receive,
 };
 pub use error::{
     AcceptError, AddressError, ConnectError, Failure, GrantError, ListenError, NicError, PostError, Refused,

@@ -32,18 +32,18 @@ impl Watch {
         self.member.ready()
     }
 
-    /// Waits until `look` finds something, spinning and sleeping by the rules.
+    /// Looks for a while, one look upon the other, if that may bring something: not while a peer on this host cannot
+    /// run, nor from another host, where each look is a system call. Most answers come within it.
     #[inline]
-    pub fn wait_for<T>(&self, timeout: Duration, mut look: impl FnMut() -> Option<T>) -> Result<T, WaitError> {
-        if let Member::Host(member) = &self.member
-            && member.worth_a_glance()
-        {
-            for _ in 0..FREE_LOOKS {
-                if let Some(found) = look() {
-                    return Ok(found);
-                }
-            }
+    pub fn glance<T>(&self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        match &self.member {
+            Member::Host(member) if member.worth_a_glance() => (0..FREE_LOOKS).find_map(|_| look()),
+            _ => None,
         }
+    }
+
+    /// Waits until `look` finds something, spinning and sleeping by the rules.
+    pub fn wait_for<T>(&self, timeout: Duration, look: impl FnMut() -> Option<T>) -> Result<T, WaitError> {
         self.member.wait_for(&self.nic.spin, timeout, look)
     }
 

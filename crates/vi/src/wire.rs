@@ -5,7 +5,8 @@ pub(crate) mod stream;
 use crate::bells::QueueShared;
 use crate::config::{Reliability, ViOptions};
 use crate::descriptor::{
-    Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite, Receive, Target,
+    Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, QUIET, RdmaRead, RdmaWrite, Receive,
+    Target,
 };
 use crate::error::{Failure, GrantError, PostError, Refused, WaitError, WithdrawError};
 use crate::halves::{RecvStats, SendStats};
@@ -436,6 +437,15 @@ impl WireSender {
 
     /// What is done, without looking at the network.
     pub(crate) fn take(&mut self) -> Option<Completion> {
+        loop {
+            let done = self.take_any()?;
+            if done.token != QUIET || done.operation != Operation::Send || done.status.is_err() {
+                return Some(done);
+            }
+        }
+    }
+
+    fn take_any(&mut self) -> Option<Completion> {
         let Some(done) = self.member.line.take(Side::Sent) else {
             self.member.notice_end(&mut self.ended, self.member.outstanding.load(SeqCst));
             return None;

@@ -266,8 +266,9 @@ impl Run {
             0..25 => self.begin(),
             25..50 => {
                 // Something arrives at the server, on any connection that is still carried.
-                let waiting: Vec<usize> =
-                    (0..self.links.len()).filter(|at| !self.dead.contains(at) && !self.links[*at].there.is_empty()).collect();
+                let waiting: Vec<usize> = (0..self.links.len())
+                    .filter(|at| !self.dead.contains(at) && !self.links[*at].there.is_empty())
+                    .collect();
                 if !waiting.is_empty() {
                     let link = waiting[self.seeded.below(waiting.len() as u64) as usize];
                     let message = self.links[link].there.pop_front().expect("one waits");
@@ -383,5 +384,8 @@ fn no_call_runs_twice_and_none_is_lost_without_word() {
         unknown += outcomes.values().filter(|outcome| **outcome == Outcome::Unknown).count();
         forgotten += outcomes.values().filter(|outcome| **outcome == Outcome::Forgotten).count();
     }
-    assert!(answered > 0 && unknown > 0 && forgotten > 0, "the runs were to be eventful: {answered} {unknown} {forgotten}");
+    assert!(
+        answered > 0 && unknown > 0 && forgotten > 0,
+        "the runs were to be eventful: {answered} {unknown} {forgotten}"
+    );
 }

@@ -15,7 +15,7 @@
 pub(crate) mod stream;
 
 use crate::config::{Path, Reliability, ViOptions};
-use crate::descriptor::{Completion, Control, Message, Operation, Payload, PayloadToken, RdmaRead, RdmaWrite};
+use crate::descriptor::{Completion, Control, Message, Operation, Payload, PayloadToken, QUIET, RdmaRead, RdmaWrite};
 use crate::error::{Failure, GrantError, PostError, Refused, WaitError};
 use crate::halves::SendStats;
 use crate::host::flight::{Finish, Flights, InFlight};
@@ -1226,6 +1226,9 @@ impl HostSender {
 
     #[inline(always)]
     fn push_done(&mut self, completion: Completion) {
+        if completion.token == QUIET && completion.operation == Operation::Send && completion.status.is_ok() {
+            return;
+        }
         let first = self.done.is_empty();
         self.done.push_back(completion);
         if first {

@@ -1,0 +1,750 @@
+//! What a client keeps under its lock: its line, its calls, and for each of them who waits and what it holds.
+
+use super::{Answer, Continuation, Method};
+use crate::body::Body;
+use crate::calls::{Calls, Fate};
+use crate::error::{CallError, Failed, Lost};
+use crate::head::{CallHead, HEAD_BYTES, Head, Leaving, ReplyHead, Status};
+use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, Event, Line, compose};
+use crate::tokens;
+use highwire_vi::{Failure, Nic, Payload, PayloadToken, Pool, Segment};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+#[derive(Debug)]
+pub(super) struct Core {
+    pub calls: Calls,
+    places: Vec<Place>,
+    pub line: Option<Line>,
+    pub state: State,
+    /// What the server has granted for payloads of calls.
+    credit: Credit,
+    /// A message that is being put together.
+    message: Vec<u8>,
+    /// What is to be done as soon as the lock is free.
+    pub afterwards: Afterwards,
+    /// Those who wait for a place.
+    room_wanted: Vec<Waker>,
+    /// Threads that wait for a place or for a call of theirs.
+    pub threads: u32,
+    /// Calls that wait for their answer without a thread.
+    pub engaged: u32,
+    arguments: Option<Pool>,
+}
+
+#[derive(Debug, PartialEq)]
+pub(super) enum State {
+    Up,
+    /// Without a connection, since then and for this reason; somebody may be making a new one.
+    Down {
+        failure: Failure,
+        reconnecting: bool,
+    },
+    /// For good.
+    Over(Lost),
+}
+
+#[derive(Debug, Default)]
+struct Credit {
+    granted: u32,
+    used: u32,
+    frame_bytes: u32,
+    request_bytes_max: u32,
+}
+
+/// What whoever had the lock does when it is free again.
+#[derive(Debug, Default)]
+pub(super) struct Afterwards {
+    pub wakers: Vec<Waker>,
+    pub continuations: Vec<(Continuation, Result<Answer, Failed>)>,
+    /// A thread may be asleep whose call is answered, or that can have a place now.
+    pub threads: bool,
+    /// The connection is lost, and calls wait.
+    pub reconnect: bool,
+}
+
+impl Afterwards {
+    #[inline]
+    pub(super) fn is_nothing(&self) -> bool {
+        self.wakers.is_empty() && self.continuations.is_empty() && !self.threads && !self.reconnect
+    }
+}
+
+/// A call that is outstanding, or answered and not yet fetched.
+#[derive(Debug, Default)]
+struct Place {
+    sequence: u64,
+    method: Method,
+    body: Vec<u8>,
+    /// Of arguments, which may be the first piece of the payload.
+    argument_bytes: u16,
+    body_in_payload: bool,
+    sent: Lent,
+    room: Lent,
+    /// Bytes of room, and bytes that have landed there.
+    room_bytes: u64,
+    landed: usize,
+    outcome: Option<Result<Body, CallError>>,
+    waiter: Waiter,
+    deadline: Option<Deadline>,
+}
+
+/// When a call is given up, and how long it was given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    pub at: Instant,
+    pub given: Duration,
+}
+
+/// Buffers of a call.
+#[derive(Debug, Default)]
+enum Lent {
+    #[default]
+    None,
+    /// With the call.
+    Here(Payload),
+    /// In the VI's hands, from where they come back.
+    Away,
+    /// Offered to the server, which says when there is room.
+    Offered(Payload),
+}
+
+impl Lent {
+    fn of(payload: Payload) -> Lent {
+        if matches!(payload, Payload::None) { Lent::None } else { Lent::Here(payload) }
+    }
+
+    fn take(&mut self) -> Payload {
+        match std::mem::take(self) {
+            Lent::Here(payload) | Lent::Offered(payload) => payload,
+            Lent::None | Lent::Away => Payload::None,
+        }
+    }
+}
+
+/// Who waits for a call.
+#[derive(Debug, Default)]
+enum Waiter {
+    /// A thread, or nobody yet.
+    #[default]
+    Thread,
+    Task(Waker),
+    Continuation(Continuation),
+}
+
+/// A call as it is handed in.
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    pub method: Method,
+    pub arguments: &'a [u8],
+    pub payload: Payload,
+    pub room: Payload,
+    pub deadline: Option<Deadline>,
+}
+
+impl Core {
+    pub(super) fn new(window: u32) -> Core {
+        Core {
+            calls: Calls::new(window),
+            places: std::iter::repeat_with(Place::default).take(window as usize).collect(),
+            line: None,
+            state: State::Down { failure: Failure::Closed, reconnecting: false },
+            credit: Credit::default(),
+            message: Vec::new(),
+            afterwards: Afterwards::default(),
+            room_wanted: Vec::new(),
+            threads: 0,
+            engaged: 0,
+            arguments: None,
+        }
+    }
+
+    pub(super) fn window(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    #[inline]
+    fn at(&self, sequence: u64) -> usize {
+        (sequence & (self.places.len() as u64 - 1)) as usize
+    }
+
+    #[inline]
+    fn place(&mut self, sequence: u64) -> Option<&mut Place> {
+        let at = self.at(sequence);
+        Some(&mut self.places[at]).filter(|place| place.sequence == sequence)
+    }
+
+    /// True if the next call has a place. One that is answered holds its own until somebody fetches the answer.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.calls.has_room() && self.places[self.at(self.calls.next_sequence())].sequence == 0
+    }
+
+    pub(super) fn want_room(&mut self, waker: &Waker) {
+        if !self.room_wanted.iter().any(|known| known.will_wake(waker)) {
+            self.room_wanted.push(waker.clone());
+        }
+    }
+
+    /// Takes a call in and sends it if there is a connection. There must be room. Fails, with the buffers, if it cannot
+    /// be sent as it is.
+    #[inline]
+    pub(super) fn submit(&mut self, nic: &Nic, request: Request<'_>) -> Result<u64, Failed> {
+        let Request { method, arguments, payload, room, deadline } = request;
+        let has_payload = !matches!(payload, Payload::None);
+        let beside = if has_payload { BODY_BYTES_BESIDE_MAX } else { BODY_BYTES_MAX };
+        let (payload, body_in_payload) = match arguments.len() > beside {
+            false => (payload, false),
+            true => match self.arguments_first(nic, arguments, payload) {
+                Ok(payload) => (payload, true),
+                Err((error, sent)) => return Err(Failed { error, sent, room }),
+            },
+        };
+        let (room_bytes, payload_bytes) = (room.total(), payload.total());
+        if room_bytes > u32::MAX.into() || payload_bytes > u32::MAX.into() {
+            let (bytes, most) = (room_bytes.max(payload_bytes), u32::MAX.into());
+            return Err(Failed { error: CallError::RequestTooLarge { bytes, most }, sent: payload, room });
+        }
+        let begun = if self.has_room() { self.calls.begin() } else { None };
+        let Some(sequence) = begun else {
+            let error = CallError::WindowFull { outstanding: self.calls.outstanding() };
+            return Err(Failed { error, sent: payload, room });
+        };
+        let at = self.at(sequence);
+        let place = &mut self.places[at];
+        place.sequence = sequence;
+        place.method = method;
+        place.body.clear();
+        place.body.extend_from_slice(if body_in_payload { &[] } else { arguments });
+        place.argument_bytes = arguments.len() as u16;
+        place.body_in_payload = body_in_payload;
+        place.sent = Lent::of(payload);
+        place.room = Lent::of(room);
+        place.room_bytes = room_bytes;
+        place.deadline = deadline;
+        match self.state {
+            State::Up => self.transmit(sequence),
+            State::Down { ref mut reconnecting, .. } => {
+                self.afterwards.reconnect |= !std::mem::replace(reconnecting, true);
+            }
+            State::Over(ref lost) => {
+                let error = CallError::NotSent(lost.clone());
+                self.settle(sequence, Err(error));
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// Arguments that are too long to go beside the payload go before it.
+    #[cold]
+    fn arguments_first(
+        &mut self,
+        nic: &Nic,
+        arguments: &[u8],
+        payload: Payload,
+    ) -> Result<Payload, (CallError, Payload)> {
+        if arguments.len() > ARGUMENT_BYTES_MAX {
+            let error = CallError::ArgumentsTooLong { bytes: arguments.len(), most: ARGUMENT_BYTES_MAX };
+            return Err((error, payload));
+        }
+        if self.arguments.is_none() {
+            self.arguments = nic.pool(ARGUMENT_BYTES_MAX, ARGUMENT_FRAMES).ok();
+        }
+        let pooled = self.arguments.as_ref().and_then(|pool| pool.frame().ok());
+        let buffer = match pooled {
+            Some(buffer) => Ok(buffer),
+            None => nic.register(arguments.len()).and_then(|region| region.slice(0..arguments.len())),
+        };
+        let Ok(mut buffer) = buffer else { return Err((CallError::ServerBusy, payload)) };
+        buffer.set_len(arguments.len());
+        buffer.copy_from_slice(arguments);
+        let first = Payload::None.and(Segment::Buffer(buffer));
+        Ok(payload.into_segments().into_iter().fold(first, Payload::and))
+    }
+
+    /// Sends a call, for the first time or after the connection was made anew.
+    fn transmit(&mut self, sequence: u64) {
+        let unanswered = self.calls.send(sequence);
+        let at = self.at(sequence);
+        let (Some(line), place) = (&mut self.line, &mut self.places[at]) else { return };
+        let mut reply_room = 0;
+        match std::mem::take(&mut place.room) {
+            Lent::Here(room) => match line.expect(PayloadToken(sequence), room) {
+                Ok(()) => {
+                    place.room = Lent::Away;
+                    reply_room = place.room_bytes as u32;
+                }
+                Err((refused, room)) => {
+                    place.room = Lent::Here(room);
+                    if line.ended().is_none() {
+                        let error = refused.map_or(CallError::SharedRoom, CallError::Buffer);
+                        self.calls.end(sequence);
+                        return self.settle(sequence, Err(error));
+                    }
+                }
+            },
+            other => place.room = other,
+        }
+        let deadline_ms = match place.deadline {
+            None => 0,
+            Some(deadline) => {
+                let left = deadline.at.saturating_duration_since(Instant::now()).as_millis();
+                u32::try_from(left).unwrap_or(u32::MAX).max(1)
+            }
+        };
+        let mut head = CallHead {
+            service: place.method.service,
+            version: place.method.version,
+            method: place.method.method,
+            sequence,
+            unanswered,
+            body: place.argument_bytes,
+            body_in_payload: place.body_in_payload,
+            is_offer: false,
+            reply_room,
+            deadline_ms,
+        };
+        let payload = match std::mem::take(&mut place.sent) {
+            Lent::None => {
+                compose(&mut self.message, &Head::Call(head), &place.body);
+                return line.send(&self.message);
+            }
+            lent @ Lent::Away => return place.sent = lent,
+            Lent::Here(payload) | Lent::Offered(payload) => payload,
+        };
+        let bytes = payload.total();
+        if bytes > self.credit.request_bytes_max.into() {
+            place.sent = Lent::Here(payload);
+            let error = CallError::RequestTooLarge { bytes, most: self.credit.request_bytes_max.into() };
+            self.end_unanswered(sequence);
+            return self.settle(sequence, Err(error));
+        }
+        if bytes <= self.credit.frame_bytes.into() && self.credit.used != self.credit.granted {
+            // A frame stands ready.
+            let token = tokens::frame(self.credit.used);
+            self.credit.used = self.credit.used.wrapping_add(1);
+            compose(&mut self.message, &Head::Call(head), &place.body);
+            place.sent = Lent::Away;
+            line.send_with(sequence, &self.message, payload, token);
+        } else {
+            head.is_offer = true;
+            compose(&mut self.message, &Head::Call(head), &place.body);
+            self.message.extend_from_slice(&(bytes as u32).to_le_bytes());
+            place.sent = Lent::Offered(payload);
+            line.send(&self.message);
+        }
+    }
+
+    /// Nobody is to answer it any more; its room is taken back.
+    fn end_unanswered(&mut self, sequence: u64) {
+        self.calls.end(sequence);
+        let at = self.at(sequence);
+        if let (Lent::Away, Some(line)) = (&self.places[at].room, &mut self.line) {
+            self.places[at].room = line.revoke(PayloadToken(sequence)).map_or(Lent::None, Lent::Here);
+        }
+    }
+
+    /// Takes what has come. True if something had.
+    #[inline]
+    pub(super) fn progress(&mut self) -> bool {
+        let mut some = false;
+        while let Some(line) = &mut self.line {
+            let Some(event) = line.next() else {
+                if line.ended().is_some() {
+                    self.lose_line();
+                }
+                return some;
+            };
+            some = true;
+            match event {
+                Event::Plain(buffer, length) => {
+                    let lied = match Head::decode(&buffer[..length]) {
+                        Ok((Head::Reply(reply), body)) => {
+                            let body = Body::new(body);
+                            self.answer(reply, body, None);
+                            None
+                        }
+                        Ok((other, _)) => self.rare(other),
+                        Err(_) => Some(Leaving::Malformed),
+                    };
+                    if let Some(line) = &mut self.line {
+                        line.give_back(buffer);
+                    }
+                    if lied.is_some() {
+                        self.lose_line();
+                    }
+                }
+                event => self.handle_bulk(event),
+            }
+        }
+        some
+    }
+
+    #[inline(never)]
+    fn handle_bulk(&mut self, event: Event) {
+        match event {
+            Event::Bulk { control, token, payload, length } => match Head::decode(&control) {
+                Ok((Head::Reply(reply), body)) if token.0 == reply.sequence => {
+                    let body = Body::new(body);
+                    self.answer(reply, body, Some((payload, length)));
+                }
+                _ => self.lose_line(),
+            },
+            Event::Sent { token, payload } => {
+                if let Some(place) = self.place(token)
+                    && matches!(place.sent, Lent::Away)
+                {
+                    place.sent = Lent::of(payload);
+                    self.look_whether_done(token);
+                }
+            }
+            Event::Unused { token, payload } => {
+                if let Some(place) = self.place(token.0)
+                    && matches!(place.room, Lent::Away)
+                {
+                    place.room = Lent::of(payload);
+                    self.look_whether_done(token.0);
+                }
+            }
+            Event::Plain(..) => {}
+        }
+    }
+
+    #[cold]
+    fn rare(&mut self, head: Head) -> Option<Leaving> {
+        match head {
+            Head::Room { sequence } => {
+                let Some(place) = self.place(sequence) else { return None };
+                let Lent::Offered(payload) = std::mem::take(&mut place.sent) else { return Some(Leaving::Malformed) };
+                place.sent = Lent::Away;
+                compose(&mut self.message, &Head::Offered { sequence }, &[]);
+                if let Some(line) = &mut self.line {
+                    line.send_with(sequence, &self.message, payload, tokens::offer(sequence));
+                }
+                None
+            }
+            Head::Leaving(Leaving::SessionTaken) => {
+                self.finish_all(Lost::SessionTaken);
+                None
+            }
+            // Whatever it took is answered; the next call finds another server, or none.
+            Head::Leaving(why) => Some(why),
+            _ => Some(Leaving::Malformed),
+        }
+    }
+
+    #[inline]
+    fn answer(&mut self, reply: ReplyHead, body: Body, landed: Option<(Payload, usize)>) {
+        // Grants only grow.
+        if reply.frames.wrapping_sub(self.credit.granted) < 1 << 31 {
+            self.credit.granted = reply.frames;
+        }
+        let sequence = reply.sequence;
+        if !self.calls.end(sequence) {
+            // Given up before it came; a payload with it would not have landed.
+            return;
+        }
+        let at = self.at(sequence);
+        let place = &mut self.places[at];
+        match landed {
+            Some((payload, length)) => {
+                (place.room, place.landed) = (Lent::of(payload), length);
+            }
+            None => {
+                place.landed = 0;
+                if let (Lent::Away, Some(line)) = (&place.room, &mut self.line) {
+                    place.room = line.revoke(PayloadToken(sequence)).map_or(Lent::None, Lent::of);
+                }
+            }
+        }
+        if let Lent::Offered(_) = place.sent {
+            place.sent = Lent::of(place.sent.take());
+        }
+        let outcome = match reply.status {
+            Status::Done => Ok(body),
+            status => Err(place.error(status, self.credit.request_bytes_max)),
+        };
+        self.settle(sequence, outcome);
+    }
+
+    /// The call has its outcome, once its buffers are back.
+    #[inline]
+    fn settle(&mut self, sequence: u64, outcome: Result<Body, CallError>) {
+        let at = self.at(sequence);
+        self.places[at].outcome = Some(outcome);
+        self.look_whether_done(sequence);
+    }
+
+    #[inline]
+    fn look_whether_done(&mut self, sequence: u64) {
+        let at = self.at(sequence);
+        let place = &mut self.places[at];
+        if !place.is_done() {
+            return;
+        }
+        match std::mem::take(&mut place.waiter) {
+            Waiter::Thread => self.afterwards.threads |= self.threads > 1,
+            Waiter::Task(waker) => {
+                self.engaged -= 1;
+                self.afterwards.wakers.push(waker);
+            }
+            Waiter::Continuation(run) => {
+                self.engaged -= 1;
+                let outcome = self.take(sequence);
+                self.afterwards.continuations.extend(outcome.map(|outcome| (run, outcome)));
+            }
+        }
+    }
+
+    /// The outcome of a call, if it has one and its buffers are back. Its place is free then.
+    #[inline]
+    pub(super) fn take(&mut self, sequence: u64) -> Option<Result<Answer, Failed>> {
+        let at = self.at(sequence);
+        let place = &mut self.places[at];
+        if place.sequence != sequence || !place.is_done() {
+            return None;
+        }
+        place.sequence = 0;
+        let outcome = place.outcome.take()?;
+        let (sent, room) = (place.sent.take(), place.room.take());
+        let sent = if place.body_in_payload { without_arguments(sent) } else { sent };
+        let (length, was_task) = (place.landed, std::mem::take(&mut place.waiter));
+        if let Waiter::Task(_) = was_task {
+            self.engaged -= 1;
+        }
+        if !self.room_wanted.is_empty() {
+            self.afterwards.wakers.append(&mut self.room_wanted);
+        }
+        self.afterwards.threads |= self.threads > 1;
+        Some(match outcome {
+            Ok(body) => Ok(Answer { body, payload: room, length, sent }),
+            Err(error) => Err(Failed { error, sent, room }),
+        })
+    }
+
+    /// Nobody waits for the call any more: nothing lands in its room from now on, and the server is told.
+    pub(super) fn give_up(&mut self, sequence: u64, error: CallError) -> Option<Failed> {
+        let at = self.at(sequence);
+        if self.places[at].sequence != sequence {
+            return None;
+        }
+        if self.places[at].outcome.is_none() {
+            self.end_unanswered(sequence);
+            compose(&mut self.message, &Head::Cancel { sequence }, &[]);
+            if let (State::Up, Some(line)) = (&self.state, &mut self.line) {
+                line.send(&self.message);
+            }
+            self.places[at].outcome = Some(Err(error));
+        }
+        let place = &mut self.places[at];
+        if let Lent::Away = place.room {
+            place.room = match &mut self.line {
+                Some(line) => line.revoke(PayloadToken(sequence)).map_or(Lent::None, Lent::of),
+                None => Lent::None,
+            };
+        }
+        if let Lent::Away = place.sent {
+            // The server may be reading it: it returns to its pool when that is done.
+            place.sent = Lent::None;
+        }
+        if let Waiter::Continuation(_) = place.waiter {
+            // Run with the error, by whoever has the lock.
+            self.look_whether_done(sequence);
+            return None;
+        }
+        match self.take(sequence)? {
+            Ok(answer) => Some(Failed { error: CallError::Cancelled, sent: answer.sent, room: answer.payload }),
+            Err(failed) => Some(failed),
+        }
+    }
+
+    /// Has the task woken when the call is done.
+    pub(super) fn wake_when_done(&mut self, sequence: u64, waker: &Waker) {
+        let at = self.at(sequence);
+        match &mut self.places[at].waiter {
+            Waiter::Task(known) => known.clone_from(waker),
+            waiter => {
+                *waiter = Waiter::Task(waker.clone());
+                self.engaged += 1;
+            }
+        }
+    }
+
+    /// Nobody is woken for it: a thread waits now.
+    pub(super) fn wait_with_thread(&mut self, sequence: u64) {
+        let at = self.at(sequence);
+        if let Waiter::Task(_) = std::mem::take(&mut self.places[at].waiter) {
+            self.engaged -= 1;
+        }
+    }
+
+    /// Runs `continuation` when the call is done.
+    pub(super) fn run_when_done(&mut self, sequence: u64, continuation: Continuation) {
+        let at = self.at(sequence);
+        self.places[at].waiter = Waiter::Continuation(continuation);
+        self.engaged += 1;
+        self.look_whether_done(sequence);
+    }
+
+    /// Ends those whose deadline has passed and that no thread waits for. The next deadline after that.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
+        for at in 0..self.places.len() {
+            let place = &self.places[at];
+            let (sequence, Some(deadline)) = (place.sequence, place.deadline) else { continue };
+            if sequence == 0 || place.outcome.is_some() || matches!(place.waiter, Waiter::Thread) {
+                continue;
+            }
+            if deadline.at > now {
+                next = Some(next.map_or(deadline.at, |next| next.min(deadline.at)));
+                continue;
+            }
+            let error = CallError::DeadlinePassed { after: deadline.given };
+            match &place.waiter {
+                Waiter::Continuation(_) => drop(self.give_up(sequence, error)),
+                _ => {
+                    // Its task fetches what it is told.
+                    self.end_unanswered(sequence);
+                    compose(&mut self.message, &Head::Cancel { sequence }, &[]);
+                    if let (State::Up, Some(line)) = (&self.state, &mut self.line) {
+                        line.send(&self.message);
+                    }
+                    let place = &mut self.places[at];
+                    if let Lent::Away = place.sent {
+                        place.sent = Lent::None;
+                    }
+                    self.settle(sequence, Err(error));
+                }
+            }
+        }
+        next
+    }
+
+    /// The connection is over. What was lent to it comes back.
+    #[cold]
+    fn lose_line(&mut self) {
+        let Some(mut line) = self.line.take() else { return };
+        let failure = line.ended().unwrap_or(Failure::Closed);
+        if line.ended().is_some() {
+            // Answers that came before the end count.
+            while let Some(event) = line.next() {
+                if let Event::Plain(buffer, length) = &event
+                    && let Ok((Head::Reply(reply), body)) = Head::decode(&buffer[..*length])
+                {
+                    let body = Body::new(body);
+                    self.answer(reply, body, None);
+                } else {
+                    self.handle_bulk(event);
+                }
+            }
+            for (sequence, payload) in line.take_backlog() {
+                self.handle_bulk(Event::Sent { token: sequence, payload });
+            }
+        }
+        for at in 0..self.places.len() {
+            let place = &mut self.places[at];
+            if place.sequence == 0 {
+                continue;
+            }
+            if let Lent::Away = place.room {
+                let room = line.revoke(PayloadToken(place.sequence));
+                place.room = room.map_or(Lent::None, Lent::of);
+            }
+            if let Lent::Away = place.sent {
+                place.sent = Lent::None;
+            }
+            let sequence = place.sequence;
+            self.look_whether_done(sequence);
+        }
+        if let State::Up = self.state {
+            let reconnecting = self.calls.outstanding() > 0;
+            self.state = State::Down { failure, reconnecting };
+            self.afterwards.reconnect |= reconnecting;
+        }
+        self.afterwards.threads |= self.threads > 0;
+    }
+
+    /// A new connection, on which the server has welcomed the session.
+    pub(super) fn adopt(&mut self, line: Line, welcome: Welcome) {
+        self.line = Some(line);
+        self.state = State::Up;
+        self.credit = Credit {
+            granted: welcome.frames,
+            used: 0,
+            frame_bytes: welcome.frame_bytes,
+            request_bytes_max: welcome.request_bytes_max,
+        };
+        for (sequence, fate) in self.calls.welcome(welcome.incarnation, welcome.known) {
+            match fate {
+                Fate::Send => self.transmit(sequence),
+                Fate::Unknown => self.settle(sequence, Err(CallError::OutcomeUnknown(Lost::ServerForgot))),
+            }
+        }
+        self.afterwards.threads |= self.threads > 0;
+    }
+
+    /// No connection came about: what is outstanding ends with that.
+    pub(super) fn finish_outstanding(&mut self, lost: &Lost) {
+        for (sequence, sent) in self.calls.abandon() {
+            let error = if sent { CallError::OutcomeUnknown(lost.clone()) } else { CallError::NotSent(lost.clone()) };
+            self.settle(sequence, Err(error));
+        }
+        self.afterwards.threads |= self.threads > 0;
+    }
+
+    /// The session is over for good.
+    pub(super) fn finish_all(&mut self, lost: Lost) {
+        self.state = State::Over(lost.clone());
+        self.lose_line();
+        self.finish_outstanding(&lost);
+    }
+}
+
+/// What a welcome said.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Welcome {
+    pub known: bool,
+    pub incarnation: u64,
+    pub frames: u32,
+    pub frame_bytes: u32,
+    pub request_bytes_max: u32,
+}
+
+impl Place {
+    #[inline]
+    fn is_done(&self) -> bool {
+        self.outcome.is_some() && !matches!(self.sent, Lent::Away) && !matches!(self.room, Lent::Away)
+    }
+
+    #[cold]
+    fn error(&self, status: Status, request_bytes_max: u32) -> CallError {
+        let Method { service, version, method } = self.method;
+        match status {
+            Status::Done => CallError::BadResult,
+            Status::UnknownService => CallError::UnknownService { service },
+            Status::UnknownVersion(has) => CallError::UnknownVersion { service, asked: version, has },
+            Status::UnknownMethod => CallError::UnknownMethod { service, method },
+            Status::BadArguments => CallError::BadArguments,
+            Status::PayloadTooLarge(bytes) => CallError::PayloadTooLarge { bytes, room: self.room_bytes },
+            Status::RequestTooLarge(bytes) => CallError::RequestTooLarge { bytes, most: request_bytes_max.into() },
+            Status::ResultTooLong(bytes) => CallError::ResultTooLong { bytes },
+            Status::DeadlinePassed => CallError::TooLate,
+            Status::Cancelled => CallError::Cancelled,
+            Status::Panicked => CallError::Panicked,
+            Status::Leaving => CallError::ServerLeaving,
+            Status::Busy => CallError::ServerBusy,
+            Status::Forgotten => CallError::AnswerForgotten,
+        }
+    }
+}
+
+/// The caller's own pieces: not the one that arguments were put in.
+fn without_arguments(payload: Payload) -> Payload {
+    payload.into_segments().into_iter().skip(1).fold(Payload::None, Payload::and)
+}
+
+/// The most bytes of arguments.
+pub(super) const ARGUMENT_BYTES_MAX: usize = 60 << 10;
+/// Frames for long arguments; memory is taken only for those in use.
+const ARGUMENT_FRAMES: usize = 16;
+const _: () = assert!(HEAD_BYTES + BODY_BYTES_MAX >= 4096 && ARGUMENT_BYTES_MAX < u16::MAX as usize);

@@ -1,0 +1,250 @@
+//! A connection as both ends of it use it: messages of head and body, with payloads beside some of them.
+//!
+//! A message without payload is plain: head and body are what the VI carries, and land in the next of a few receives
+//! that are always posted. One with a payload has head and body as the VI's control bytes, and lands by token: where
+//! the caller said, for an answer; in a frame that the server granted, for a call.
+
+use crate::head::{HEAD_BYTES, Head, OFFER_BYTES};
+use highwire_vi::{
+    Buffer, CONTROL_BYTES_MAX, Completion, Control, Failure, Message, Nic, Operation, Payload, PayloadToken, PostError,
+    QUIET, Receive, Region, RegionError, Vi, Watch,
+};
+use std::collections::VecDeque;
+
+/// The longest body of a message without payload.
+pub const BODY_BYTES_MAX: usize = MESSAGE_BYTES - HEAD_BYTES;
+/// The longest body of a message with one.
+pub const BODY_BYTES_BESIDE_MAX: usize = CONTROL_BYTES_MAX - HEAD_BYTES - OFFER_BYTES;
+
+/// Room for a plain message. Not a multiple of 4 KiB: heads a page apart would fight for the same few cache lines.
+const MESSAGE_BYTES: usize = 4096 + 128;
+/// Receives that stand ready; what comes beyond them waits in the VI.
+const RECEIVES: usize = 16;
+/// A receive for plain messages; those that are sent are quiet.
+const PLAIN: u64 = QUIET;
+/// Messages that may wait for room, at most.
+const BACKLOG_MAX: usize = 64 << 10;
+
+#[derive(Debug)]
+pub(crate) struct Line {
+    vi: Vi,
+    watch: Watch,
+    // The receives are cut from it.
+    _messages: Region,
+    backlog: VecDeque<Waiting>,
+    ended: Option<Failure>,
+}
+
+/// A message that has to wait for room.
+#[derive(Debug)]
+enum Waiting {
+    Plain(Vec<u8>),
+    Bulk(u64, Message),
+}
+
+/// Something that has come, or is done.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A message without payload. The buffer goes back with [`Line::give_back`].
+    Plain(Buffer, usize),
+    /// A message with one, which has landed.
+    Bulk { control: Control, token: PayloadToken, payload: Payload, length: usize },
+    /// A payload that was sent is its sender's again, under the token that it was sent with.
+    Sent { token: u64, payload: Payload },
+    /// A place for a payload, which nothing will land in any more.
+    Unused { token: PayloadToken, payload: Payload },
+}
+
+impl Line {
+    pub(crate) fn new(nic: &Nic, vi: Vi) -> Result<Line, RegionError> {
+        let messages = nic.register(RECEIVES * MESSAGE_BYTES)?;
+        let watch = vi.watch();
+        let mut line = Line { vi, watch, _messages: messages.clone(), backlog: VecDeque::new(), ended: None };
+        for at in 0..RECEIVES {
+            let buffer = messages.slice(at * MESSAGE_BYTES..(at + 1) * MESSAGE_BYTES)?;
+            line.give_back(buffer);
+        }
+        Ok(line)
+    }
+
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// Why it is over.
+    pub(crate) fn ended(&self) -> Option<Failure> {
+        self.ended
+    }
+
+    /// Sends a plain message, head and body together.
+    #[inline]
+    pub(crate) fn send(&mut self, message: &[u8]) {
+        if self.backlog.is_empty() {
+            match self.vi.send_bytes(PLAIN, message) {
+                Ok(()) => return,
+                Err(PostError::NoRoom { .. }) => {}
+                Err(error) => return self.fail(error),
+            }
+        }
+        self.put_back(Waiting::Plain(message.to_vec()));
+    }
+
+    /// Sends a message with a payload, which lands where the other side expects it.
+    pub(crate) fn send_with(&mut self, token: u64, message: &[u8], payload: Payload, lands_at: PayloadToken) {
+        let message = Message::carrying(token, payload).control(message).lands_at(lands_at);
+        if !self.backlog.is_empty() {
+            return self.put_back(Waiting::Bulk(token, message));
+        }
+        self.post(token, message);
+    }
+
+    fn post(&mut self, token: u64, message: Message) {
+        if let Err(refused) = self.vi.post_send(message) {
+            // Its payload goes when there is room, or comes back with what else waits when the line is over.
+            self.backlog.push_front(Waiting::Bulk(token, refused.descriptor));
+            if !matches!(refused.reason, PostError::QueueFull { .. } | PostError::NoRoom { .. }) {
+                self.fail(refused.reason);
+            }
+        }
+    }
+
+    #[cold]
+    fn put_back(&mut self, waiting: Waiting) {
+        self.backlog.push_back(waiting);
+        if self.backlog.len() > BACKLOG_MAX {
+            // The other side takes nothing, and asks for more all the time.
+            self.ended.get_or_insert(Failure::Closed);
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, error: PostError) {
+        let failure = match error {
+            PostError::NotConnected(failure) => failure,
+            _ => Failure::Closed,
+        };
+        self.ended.get_or_insert(failure);
+    }
+
+    /// Sends what waited for room, as far as there is some.
+    #[cold]
+    fn send_backlog(&mut self) {
+        while let Some(next) = self.backlog.pop_front() {
+            match next {
+                Waiting::Plain(message) => match self.vi.send_bytes(PLAIN, &message) {
+                    Ok(()) => {}
+                    Err(PostError::NoRoom { .. }) => return self.backlog.push_front(Waiting::Plain(message)),
+                    Err(error) => return self.fail(error),
+                },
+                Waiting::Bulk(token, message) => {
+                    let waiting = self.backlog.len();
+                    self.post(token, message);
+                    if self.backlog.len() > waiting {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives a place for the payload that comes with this token; back if it cannot be.
+    pub(crate) fn expect(&mut self, token: PayloadToken, room: Payload) -> Result<(), (Option<PostError>, Payload)> {
+        let receive = Receive::filling(token.0, room).map_err(|room| (None, room))?;
+        self.vi.expect(token, receive).map_err(|refused| {
+            if let PostError::NotConnected(failure) = refused.reason {
+                self.ended.get_or_insert(failure);
+            }
+            (Some(refused.reason), refused.descriptor.into_payload())
+        })
+    }
+
+    /// Takes it back: nothing lands there from now on.
+    pub(crate) fn revoke(&mut self, token: PayloadToken) -> Option<Payload> {
+        self.vi.revoke(token).map(Receive::into_payload)
+    }
+
+    /// Posts a receive for plain messages again.
+    #[inline]
+    pub(crate) fn give_back(&mut self, buffer: Buffer) {
+        if let Err(refused) = self.vi.post_recv(Receive::new(PLAIN).into(buffer)) {
+            self.fail(refused.reason);
+        }
+    }
+
+    /// What has come or is done next, if anything.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Option<Event> {
+        loop {
+            if !self.backlog.is_empty() {
+                self.send_backlog();
+            }
+            let Some(done) = self.vi.poll() else {
+                return self.nothing();
+            };
+            match done {
+                Completion { token: PLAIN, operation: Operation::Receive, status: Ok(()), length, payload, .. } => {
+                    if let Payload::Buffer(buffer) = payload {
+                        return Some(Event::Plain(buffer, length));
+                    }
+                }
+                done => {
+                    if let Some(event) = self.rare(done) {
+                        return Some(event);
+                    }
+                }
+            }
+        }
+    }
+
+    fn nothing(&mut self) -> Option<Event> {
+        if self.ended.is_none()
+            && let highwire_vi::State::Ended(failure) = self.vi.state()
+        {
+            self.ended = Some(failure);
+        }
+        None
+    }
+
+    #[inline(never)]
+    fn rare(&mut self, done: Completion) -> Option<Event> {
+        let at = done.payload_token();
+        let Completion { token, operation, status, length, control, payload, .. } = done;
+        if let Err(failure) = status
+            && operation == Operation::Receive
+        {
+            self.ended.get_or_insert(failure);
+        }
+        match (operation, at) {
+            (Operation::Receive, Some(at)) if status.is_ok() => {
+                Some(Event::Bulk { control, token: at, payload, length })
+            }
+            // The descriptor's own token is that of the payload, for those expected.
+            (Operation::Receive, _) if token != PLAIN => Some(Event::Unused { token: PayloadToken(token), payload }),
+            (Operation::Send, _) if token != PLAIN => Some(Event::Sent { token, payload }),
+            _ => None,
+        }
+    }
+
+    /// Once it has ended: the payloads of messages that never left, each under its token.
+    pub(crate) fn take_backlog(&mut self) -> Vec<(u64, Payload)> {
+        let waiting = self.backlog.drain(..).filter_map(|waiting| match waiting {
+            Waiting::Plain(_) => None,
+            Waiting::Bulk(token, message) => Some((token, message.into_payload())),
+        });
+        waiting.collect()
+    }
+
+    /// Waits until everything is with the other side.
+    pub(crate) fn flush(&mut self, timeout: std::time::Duration) -> bool {
+        self.send_backlog();
+        self.backlog.is_empty() && self.vi.sender().flush(timeout).is_ok()
+    }
+}
+
+/// Head and body, one after the other, in `into`.
+#[inline]
+pub(crate) fn compose(into: &mut Vec<u8>, head: &Head, body: &[u8]) {
+    into.clear();
+    into.extend_from_slice(&head.encode());
+    into.extend_from_slice(body);
+}

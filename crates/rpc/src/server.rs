@@ -1,0 +1,367 @@
+//! The answering side.
+//!
+//! One thread takes calls from all connections and runs the quick handlers itself; a pool runs the others, so that a slow
+//! one stalls nobody; a third thread lets connections in and forgets sessions that nobody came back for.
+
+mod connection;
+mod handler;
+mod jobs;
+mod sessions;
+
+use crate::client::random;
+use crate::head::{CallHead, Leaving, Status};
+use crate::hub::Rpc;
+use crate::line::Line;
+use connection::{Connection, Next};
+pub use handler::{Manner, Reply, Request, Serve};
+use highwire_vi::{
+    AcceptError, Allow, CompletionQueue, ListenError, Nic, NicError, QueueHandle, ViId, ViListener, ViOptions,
+    WaitError,
+};
+use jobs::Jobs;
+use sessions::Sessions;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Choices for a server. The default is right for most programs.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Threads for handlers that are not quick.
+    pub workers: usize,
+    /// Calls that may wait for one of them; further ones are told that the server is busy.
+    pub waiting_max: usize,
+    /// Clients, connected or not, whose sessions are kept.
+    pub sessions_max: usize,
+    /// How long a session is kept after its connection was lost.
+    pub keep_sessions: Duration,
+    /// Calls that one client may have outstanding.
+    pub window_max: u32,
+    /// Frames that stand ready for payloads of one client's calls. Each is taken from memory when it is first used.
+    pub frames: u32,
+    /// Bytes of each. A payload that is longer, or finds no frame, costs one more message each way.
+    pub frame_bytes: u32,
+    /// The longest payload of a call.
+    pub request_bytes_max: u32,
+    /// Whose processes may connect, on this host.
+    pub allow: Allow,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            workers: 4,
+            waiting_max: 4096,
+            sessions_max: 4096,
+            keep_sessions: Duration::from_secs(60),
+            window_max: 4096,
+            frames: 8,
+            frame_bytes: 64 << 10,
+            request_bytes_max: 256 << 20,
+            allow: Allow::SameUser,
+        }
+    }
+}
+
+/// Services that a server has.
+#[derive(Clone, Default)]
+pub struct Services {
+    services: Vec<(u32, u16, Arc<dyn Serve>)>,
+}
+
+impl Services {
+    /// None.
+    pub fn new() -> Services {
+        Services::default()
+    }
+
+    /// These and one more.
+    #[must_use]
+    pub fn with(mut self, id: u32, version: u16, service: impl Serve) -> Services {
+        self.services.push((id, version, Arc::new(service)));
+        self
+    }
+}
+
+impl std::fmt::Debug for Services {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.services.iter().map(|(id, version, _)| (id, version))).finish()
+    }
+}
+
+/// Why a server could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Nobody can listen there.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Its queue could not be had.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    /// A thread could not be started.
+    #[error("a thread could not be started: {0}; is the process limit (ulimit -u) exhausted?")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Calls that were still running when a server had to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{calls} calls did not end in time; their callers cannot tell whether they ran")]
+pub struct StillRunning {
+    /// How many.
+    pub calls: usize,
+}
+
+/// A server. Dropped, it stops at once: whatever runs has no answer.
+#[derive(Debug)]
+pub struct Server {
+    inner: Arc<Inner>,
+    address: String,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    nic: Nic,
+    options: ServerOptions,
+    services: Services,
+    sessions: Sessions,
+    jobs: Jobs,
+    queue: QueueHandle,
+    /// Connections that the polling thread is yet to hear of.
+    arrivals: Mutex<Vec<Arc<Connection>>>,
+    arrived: AtomicBool,
+    leaving: AtomicBool,
+    /// Everything ends now.
+    stop: AtomicBool,
+    /// Until when what was begun may go on.
+    until: Mutex<Option<Instant>>,
+}
+
+impl Rpc {
+    /// Serves at an address.
+    pub fn serve(&self, address: &str, services: Services) -> Result<Server, ServeError> {
+        self.serve_with(address, services, ServerOptions::default())
+    }
+
+    /// Serves with choices.
+    pub fn serve_with(&self, address: &str, services: Services, options: ServerOptions) -> Result<Server, ServeError> {
+        let nic = self.nic().clone();
+        let listener = nic.listen_with(address, options.allow.clone())?;
+        let queue = nic.completion_queue()?;
+        // Another number at every start, far from those before.
+        let first = (random() as u64) >> 1 | 1;
+        let inner = Arc::new(Inner {
+            nic,
+            sessions: Sessions::new(first, &options),
+            jobs: Jobs::new(options.waiting_max),
+            services,
+            queue: queue.handle(),
+            arrivals: Mutex::default(),
+            arrived: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            until: Mutex::default(),
+            options,
+        });
+        let mut server = Server { inner: inner.clone(), address: listener.address().to_owned(), threads: Vec::new() };
+        let polling = inner.clone();
+        server.spawn("highwire-serve", move || polling.poll(queue))?;
+        let accepting = inner.clone();
+        server.spawn("highwire-accept", move || accepting.accept(&listener))?;
+        for _ in 0..inner.options.workers {
+            let working = inner.clone();
+            server.spawn("highwire-worker", move || working.jobs.work(&working))?;
+        }
+        Ok(server)
+    }
+}
+
+impl Server {
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
+        self.threads.push(std::thread::Builder::new().name(name.into()).spawn(run)?);
+        Ok(())
+    }
+
+    /// Where it listens, as others name it.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Takes no further calls, finishes those that it took, tells its clients, and ends; after `timeout` whatever still
+    /// runs is left without an answer.
+    pub fn leave(mut self, timeout: Duration) -> Result<(), StillRunning> {
+        let until = highwire_mem::deadline(timeout);
+        *self.inner.until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        self.inner.leaving.store(true, SeqCst);
+        self.inner.queue.wake();
+        let polling = self.threads.remove(0);
+        let _ = polling.join();
+        match self.inner.jobs.left() {
+            0 => Ok(()),
+            calls => Err(StillRunning { calls }),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.inner.leaving.store(true, SeqCst);
+        self.inner.stop.store(true, SeqCst);
+        self.inner.jobs.stop();
+        self.inner.queue.wake();
+        // A handler that never ends is not waited for; it has no way back any more.
+        let running = self.inner.jobs.left() > 0;
+        for thread in self.threads.drain(..) {
+            if running && thread.thread().name() == Some("highwire-worker") {
+                continue;
+            }
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    fn is_leaving(&self) -> bool {
+        self.leaving.load(SeqCst)
+    }
+
+    /// Who serves a call, and how.
+    #[inline]
+    fn find(&self, call: &CallHead) -> Result<(&Arc<dyn Serve>, Manner), Status> {
+        let mut other = None;
+        for (id, version, service) in &self.services.services {
+            if *id == call.service {
+                if *version == call.version {
+                    let manner = service.manner(call.method).ok_or(Status::UnknownMethod)?;
+                    return Ok((service, manner));
+                }
+                other = Some(*version);
+            }
+        }
+        Err(other.map_or(Status::UnknownService, Status::UnknownVersion))
+    }
+
+    /// Lets connections in.
+    fn accept(&self, listener: &ViListener) {
+        while !self.is_leaving() {
+            let options = ViOptions::new().queue_of(&self.queue).allow(self.options.allow.clone());
+            let accepted = listener.accept_with(SWEEP_EVERY, &options);
+            self.sessions.sweep(Instant::now());
+            let vi = match accepted {
+                Ok(vi) => vi,
+                Err(AcceptError::TimedOut(_)) => continue,
+                Err(_) => {
+                    // One that came to nothing; or something that does not go away by itself.
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+            };
+            let (id, peer) = (vi.id(), vi.peer());
+            let Ok(line) = Line::new(&self.nic, vi) else { continue };
+            let frames = 2 * self.options.frames as usize;
+            let frames = (frames > 0).then(|| self.nic.pool(self.options.frame_bytes as usize, frames).ok()).flatten();
+            let connection = Arc::new(Connection::new(id, peer, line, frames));
+            self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+            self.arrived.store(true, SeqCst);
+            self.queue.wake();
+        }
+    }
+
+    /// Takes calls from all connections.
+    fn poll(&self, mut queue: CompletionQueue) {
+        let mut connections: HashMap<ViId, Arc<Connection>> = HashMap::new();
+        let mut last: Option<Arc<Connection>> = None;
+        loop {
+            let raised = || self.arrived.load(SeqCst) || self.is_leaving();
+            let ready = match queue.wait_or(LONG, raised) {
+                Ok(ready) => ready,
+                Err(WaitError::TimedOut(_)) => None,
+                Err(_) => return,
+            };
+            if self.arrived.swap(false, SeqCst) {
+                let arrivals = std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner));
+                for connection in arrivals {
+                    connections.insert(connection.id, connection.clone());
+                    self.take_turn(&mut connections, &connection);
+                }
+                last = None;
+            }
+            if let Some(id) = ready {
+                if last.as_ref().is_none_or(|last| last.id != id) {
+                    last = connections.get(&id).cloned();
+                }
+                if let Some(connection) = &last
+                    && !self.take_turn(&mut connections, connection)
+                {
+                    last = None;
+                }
+            }
+            if self.is_leaving() && self.wind_up(&mut queue, &mut connections) {
+                return;
+            }
+        }
+    }
+
+    /// False if the connection is over.
+    #[inline]
+    fn take_turn(&self, connections: &mut HashMap<ViId, Arc<Connection>>, connection: &Arc<Connection>) -> bool {
+        match connection.turn(self) {
+            Next::GoesOn => true,
+            Next::Ends(why) => {
+                self.end(connections, connection, why);
+                false
+            }
+        }
+    }
+
+    #[cold]
+    fn end(
+        &self,
+        connections: &mut HashMap<ViId, Arc<Connection>>,
+        connection: &Arc<Connection>,
+        why: Option<Leaving>,
+    ) {
+        let mut link = connection.lock();
+        self.sessions.park(connection, &mut link);
+        if let Some(why) = why {
+            link.leave(why);
+            link.line.flush(PARTING);
+        }
+        drop(link);
+        connections.remove(&connection.id);
+    }
+
+    /// Finishes what was taken, and says so; true when that is done.
+    fn wind_up(&self, queue: &mut CompletionQueue, connections: &mut HashMap<ViId, Arc<Connection>>) -> bool {
+        let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let over = self.stop.load(SeqCst) || until.is_some_and(|until| until <= Instant::now());
+            if over || self.jobs.left() == 0 {
+                break;
+            }
+            // Whoever calls meanwhile is told.
+            let ready = queue.wait_or(PARTING, || self.jobs.left() == 0 || self.stop.load(SeqCst));
+            if let Ok(Some(id)) = ready
+                && let Some(connection) = connections.get(&id).cloned()
+            {
+                self.take_turn(connections, &connection);
+            }
+        }
+        for connection in connections.values() {
+            let mut link = connection.lock();
+            if !self.stop.load(SeqCst) {
+                link.leave(Leaving::Shutdown);
+                link.line.flush(PARTING);
+            }
+        }
+        true
+    }
+}
+
+/// How often connections that nobody came back for are looked for.
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
+/// How long a last message may take.
+const PARTING: Duration = Duration::from_millis(100);
+const LONG: Duration = Duration::from_secs(3600);

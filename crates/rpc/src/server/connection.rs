@@ -1,0 +1,359 @@
+//! One client's connection at the server.
+
+use super::Inner;
+use super::handler::{Received, Reply, Request};
+use super::jobs::Job;
+use crate::head::{CallHead, HEAD_BYTES, Head, Leaving, OFFER_BYTES, ReplyHead, SESSION_BYTES, Status};
+use crate::line::{Event, Line, compose};
+use crate::session::{Admission, Session};
+use crate::{stall, tokens};
+use highwire_vi::{Payload, PayloadToken, PeerId, Pool, ViId};
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub id: ViId,
+    pub peer: PeerId,
+    link: Mutex<Link>,
+}
+
+/// What is under a connection's lock.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub line: Line,
+    pub session: Option<(u128, Session)>,
+    /// For payloads of calls.
+    frames: Option<Pool>,
+    /// Frames granted so far.
+    granted: u32,
+    /// Frames that are yet to be granted again.
+    missing: u32,
+    /// Calls whose payload is yet to come.
+    offers: HashMap<u64, (CallHead, Vec<u8>)>,
+    reply: Reply,
+    message: Vec<u8>,
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    GoesOn,
+    /// It is over; told why, if that is its client's fault.
+    Ends(Option<Leaving>),
+}
+
+/// Events that are taken from one connection before others have their turn.
+const EVENTS_PER_TURN: usize = 64;
+
+impl Connection {
+    pub(super) fn new(id: ViId, peer: PeerId, line: Line, frames: Option<Pool>) -> Connection {
+        let link = Link {
+            line,
+            session: None,
+            frames,
+            granted: 0,
+            missing: 0,
+            offers: HashMap::new(),
+            reply: Reply::default(),
+            message: Vec::new(),
+        };
+        Connection { id, peer, link: Mutex::new(link) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what has come, for a while.
+    pub(super) fn turn(self: &Arc<Connection>, inner: &Inner) -> Next {
+        let mut link = self.lock();
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(event) = link.line.next() else {
+                return if link.line.ended().is_some() { Next::Ends(None) } else { Next::GoesOn };
+            };
+            let next = match event {
+                Event::Plain(buffer, length) => {
+                    let next = match Head::decode(&buffer[..length]) {
+                        Ok((Head::Call(call), body)) => link.call(self, inner, call, body, Received::default()),
+                        Ok((head, body)) => self.rare(inner, &mut link, head, body),
+                        Err(_) => Next::Ends(Some(Leaving::Malformed)),
+                    };
+                    link.line.give_back(buffer);
+                    next
+                }
+                Event::Bulk { control, token, payload, length } => {
+                    link.bulk(self, inner, &control, token, payload, length)
+                }
+                // A payload of ours is back, or room that nobody used: both are dropped.
+                Event::Sent { .. } | Event::Unused { .. } => Next::GoesOn,
+            };
+            if next != Next::GoesOn {
+                return next;
+            }
+        }
+        Next::GoesOn
+    }
+
+    #[cold]
+    fn rare(self: &Arc<Connection>, inner: &Inner, link: &mut Link, head: Head, body: &[u8]) -> Next {
+        match head {
+            Head::Hello { version, window, acknowledged, attempt, incarnation } if link.session.is_none() => {
+                let session = u128::from_le_bytes(std::array::from_fn::<_, SESSION_BYTES, _>(|at| body[at]));
+                let asked = super::sessions::Asked { version, window, acknowledged, attempt, incarnation };
+                match inner.sessions.open(session, asked, self) {
+                    Ok(opened) => {
+                        link.session = Some((session, opened.session));
+                        link.grant(inner.options.frames);
+                        let welcome = Head::Welcome {
+                            version: crate::head::RPC_VERSION,
+                            known: opened.known,
+                            window,
+                            incarnation: opened.incarnation,
+                            frames: link.granted,
+                            frame_bytes: if link.frames.is_some() { inner.options.frame_bytes } else { 0 },
+                            request_bytes_max: inner.options.request_bytes_max,
+                        };
+                        compose(&mut link.message, &welcome, &[]);
+                        link.line.send(&link.message);
+                        Next::GoesOn
+                    }
+                    Err(why) => Next::Ends(Some(why)),
+                }
+            }
+            Head::Cancel { sequence } => {
+                if let Some((_, session)) = &mut link.session {
+                    session.cancel(sequence);
+                }
+                if link.offers.remove(&sequence).is_some() {
+                    drop(link.line.revoke(tokens::offer(sequence)));
+                }
+                Next::GoesOn
+            }
+            _ => Next::Ends(Some(Leaving::Malformed)),
+        }
+    }
+}
+
+impl Link {
+    /// Grants frames, as far as there are free ones.
+    fn grant(&mut self, more: u32) {
+        self.missing += more;
+        let Some(frames) = &self.frames else { return };
+        while self.missing > 0
+            && let Ok(frame) = frames.frame()
+        {
+            let token = tokens::frame(self.granted);
+            if self.line.expect(token, Payload::Buffer(frame)).is_err() {
+                return;
+            }
+            self.granted = self.granted.wrapping_add(1);
+            self.missing -= 1;
+        }
+    }
+
+    /// A message with a payload.
+    #[inline(never)]
+    fn bulk(
+        &mut self,
+        connection: &Arc<Connection>,
+        inner: &Inner,
+        control: &[u8],
+        token: PayloadToken,
+        payload: Payload,
+        length: usize,
+    ) -> Next {
+        let malformed = Next::Ends(Some(Leaving::Malformed));
+        if tokens::frame_of(token).is_some() {
+            self.grant(1);
+        }
+        match Head::decode(control) {
+            Ok((Head::Call(call), body)) if !call.is_offer => {
+                self.with_payload(connection, inner, call, body, payload, length)
+            }
+            Ok((Head::Offered { sequence }, _)) if tokens::offer_of(token) == Some(sequence) => {
+                match self.offers.remove(&sequence) {
+                    Some((call, body)) => self.with_payload(connection, inner, call, &body, payload, length),
+                    None => Next::GoesOn,
+                }
+            }
+            _ => malformed,
+        }
+    }
+
+    fn with_payload(
+        &mut self,
+        connection: &Arc<Connection>,
+        inner: &Inner,
+        call: CallHead,
+        body: &[u8],
+        payload: Payload,
+        length: usize,
+    ) -> Next {
+        let call = CallHead { is_offer: false, ..call };
+        if !call.body_in_payload {
+            return self.call(connection, inner, call, body, Received { payload, start: 0, end: length });
+        }
+        let start = usize::from(call.body);
+        let received = Received { payload, start, end: length };
+        // The payload is at once what is called with and where the arguments are.
+        let Some(arguments) = received.bytes().get(..start).map(<[u8]>::to_vec) else {
+            return Next::Ends(Some(Leaving::Malformed));
+        };
+        self.call(connection, inner, call, &arguments, received)
+    }
+
+    /// A call, with all that belongs to it.
+    #[inline]
+    fn call(
+        &mut self,
+        connection: &Arc<Connection>,
+        inner: &Inner,
+        call: CallHead,
+        arguments: &[u8],
+        received: Received,
+    ) -> Next {
+        if call.is_offer {
+            return self.offer(inner, call, arguments);
+        }
+        let found = inner.find(&call);
+        let Some((id, session)) = &mut self.session else { return Next::Ends(Some(Leaving::Malformed)) };
+        let may_repeat = found.as_ref().is_ok_and(|(_, manner)| manner.may_repeat);
+        let sequence = call.sequence;
+        match session.admit(sequence, call.unanswered, may_repeat) {
+            Ok(Admission::Begin) => {}
+            Ok(Admission::Running | Admission::Stale) => return Next::GoesOn,
+            Ok(Admission::Answered(answer)) => {
+                self.message.clear();
+                self.message.extend_from_slice(answer);
+                // What was granted on the connection that it was first sent by means nothing here.
+                self.message[16..20].copy_from_slice(&self.granted.to_le_bytes());
+                self.line.send(&self.message);
+                return Next::GoesOn;
+            }
+            Ok(Admission::Forgotten) => {
+                self.reply.clear();
+                self.reply.fail(Status::Forgotten);
+                self.answer(sequence, 0, true);
+                return Next::GoesOn;
+            }
+            Err(_) => return Next::Ends(Some(Leaving::Malformed)),
+        }
+        self.reply.clear();
+        match found {
+            Err(status) => self.reply.fail(status),
+            Ok(_) if inner.is_leaving() => self.reply.fail(Status::Leaving),
+            Ok((service, manner)) if manner.is_quick => {
+                let request = Request {
+                    method: call.method,
+                    arguments,
+                    payload: received,
+                    room: call.reply_room,
+                    peer: connection.peer,
+                    nic: &inner.nic,
+                };
+                let reply = &mut self.reply;
+                let ran = catch_unwind(AssertUnwindSafe(|| stall::inside(|| service.serve(request, reply))));
+                if ran.is_err() {
+                    self.reply.fail(Status::Panicked);
+                }
+            }
+            Ok((service, _)) => {
+                let deadline = (call.deadline_ms > 0)
+                    .then(|| Instant::now() + std::time::Duration::from_millis(call.deadline_ms.into()));
+                let job = Job {
+                    session: *id,
+                    call,
+                    deadline,
+                    service: service.clone(),
+                    arguments: arguments.to_vec(),
+                    received,
+                    peer: connection.peer,
+                };
+                if inner.jobs.push(job) {
+                    return Next::GoesOn;
+                }
+                self.reply.fail(Status::Busy);
+            }
+        }
+        self.answer(sequence, call.reply_room, false);
+        Next::GoesOn
+    }
+
+    /// A call whose payload comes when there is room for it. It is begun then, not before: should the connection be lost
+    /// on the way, it comes again.
+    #[cold]
+    fn offer(&mut self, inner: &Inner, call: CallHead, body: &[u8]) -> Next {
+        let Some((body, length)) = body.split_last_chunk::<OFFER_BYTES>() else {
+            return Next::Ends(Some(Leaving::Malformed));
+        };
+        let (bytes, sequence) = (u32::from_le_bytes(*length), call.sequence);
+        if self.session.is_none() || self.offers.len() >= inner.options.window_max as usize {
+            return Next::Ends(Some(Leaving::Malformed));
+        }
+        let most = inner.options.request_bytes_max;
+        let room = (bytes <= most && bytes > 0)
+            .then(|| inner.nic.register(bytes as usize).and_then(|region| region.slice(0..bytes as usize)).ok());
+        let status = match room {
+            Some(Some(buffer)) => match self.line.expect(tokens::offer(sequence), Payload::Buffer(buffer)) {
+                Ok(()) => {
+                    self.offers.insert(sequence, (call, body.to_vec()));
+                    compose(&mut self.message, &Head::Room { sequence }, &[]);
+                    self.line.send(&self.message);
+                    return Next::GoesOn;
+                }
+                Err(_) => Status::Busy,
+            },
+            Some(None) => Status::Busy,
+            None => Status::RequestTooLarge(bytes.into()),
+        };
+        self.reply.clear();
+        self.reply.fail(status);
+        // It was not begun, so that there is no answer to be kept.
+        self.answer(sequence, 0, true);
+        Next::GoesOn
+    }
+
+    /// Sends the reply that was made. `beside_session` for one of which the session knows nothing.
+    #[inline]
+    pub(super) fn answer(&mut self, sequence: u64, room: u32, beside_session: bool) {
+        self.reply.check(room);
+        let Reply { message, body, payload, status } = &mut self.reply;
+        let head = ReplyHead { sequence, status: *status, body: *body as u16, frames: self.granted };
+        message[..HEAD_BYTES].copy_from_slice(&Head::Reply(head).encode());
+        let message = &message[..HEAD_BYTES + *body];
+        let payload = std::mem::take(payload);
+        let is_bulk = !matches!(payload, Payload::None);
+        let wanted = match &mut self.session {
+            _ if beside_session => true,
+            Some((_, session)) => session.finish(sequence, (!is_bulk).then_some(message)),
+            None => false,
+        };
+        if !wanted {
+            return;
+        }
+        if is_bulk {
+            self.line.send_with(sequence, message, payload, PayloadToken(sequence));
+        } else {
+            self.line.send(message);
+        }
+        if self.missing > 0 {
+            self.grant(0);
+        }
+    }
+
+    /// Sends a reply that was made elsewhere.
+    pub(super) fn answer_with(&mut self, sequence: u64, room: u32, reply: &mut Reply) {
+        std::mem::swap(&mut self.reply, reply);
+        self.answer(sequence, room, false);
+        std::mem::swap(&mut self.reply, reply);
+    }
+
+    /// Tells the client why this is over.
+    pub(super) fn leave(&mut self, why: Leaving) {
+        compose(&mut self.message, &Head::Leaving(why), &[]);
+        self.line.send(&self.message);
+    }
+}
