@@ -397,7 +397,7 @@ impl Shared {
         }
         let submitted = core.submit(self.hub.nic(), request);
         let outcome = match submitted {
-            Err(failed) => Some(Err(failed)),
+            Err(failed) => Err(failed),
             Ok(sequence) => {
                 let watch = core.line.as_ref().map(|line| line.watch().clone());
                 let found = watch.and_then(|watch| {
@@ -407,19 +407,19 @@ impl Shared {
                     })
                 });
                 match found {
-                    Some(outcome) => Some(outcome),
+                    Some(outcome) => outcome,
                     None => {
                         self.release(core);
                         let outcome = self.wait_for_call(sequence, deadline);
                         core = self.lock();
-                        Some(outcome)
+                        outcome
                     }
                 }
             }
         };
         core.threads -= 1;
         self.release(core);
-        outcome.unwrap_or_else(|| unreachable!("one of the two"))
+        outcome
     }
 
     /// Waits until the call is done, or its deadline. The caller counts as a thread that waits.

@@ -97,10 +97,10 @@ pub enum CallError {
     AnswerForgotten,
     /// The connection was lost, and nobody can say whether it ran.
     #[error("the call may or may not have run: {0}")]
-    OutcomeUnknown(Lost),
+    OutcomeUnknown(Box<Lost>),
     /// The connection was lost, or never came about. It did not run.
     #[error("the call was not sent: {0}")]
-    NotSent(Lost),
+    NotSent(Box<Lost>),
     /// As many calls are outstanding as may be, and it was not to wait. It did not run.
     #[error("{outstanding} calls are outstanding, as many as may be; wait for one of them")]
     WindowFull {
@@ -114,7 +114,7 @@ pub enum CallError {
     WouldStall,
     /// A buffer that cannot be used. It did not run.
     #[error("a buffer of the call cannot be used: {0}")]
-    Buffer(PostError),
+    Buffer(Box<PostError>),
     /// Room for an answer in memory that others read. It did not run.
     #[error("an answer can only land in a buffer that is the caller's alone")]
     SharedRoom,

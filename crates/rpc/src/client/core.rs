@@ -228,7 +228,7 @@ impl Core {
                 self.afterwards.reconnect |= !std::mem::replace(reconnecting, true);
             }
             State::Over(ref lost) => {
-                let error = CallError::NotSent(lost.clone());
+                let error = CallError::NotSent(Box::new(lost.clone()));
                 self.settle(sequence, Err(error));
             }
         }
@@ -277,7 +277,8 @@ impl Core {
                 Err((refused, room)) => {
                     place.room = Lent::Here(room);
                     if line.ended().is_none() {
-                        let error = refused.map_or(CallError::SharedRoom, CallError::Buffer);
+                        let error =
+                            refused.map_or(CallError::SharedRoom, |refused| CallError::Buffer(Box::new(refused)));
                         self.calls.end(sequence);
                         return self.settle(sequence, Err(error));
                     }
@@ -414,7 +415,7 @@ impl Core {
     fn rare(&mut self, head: Head) -> Option<Leaving> {
         match head {
             Head::Room { sequence } => {
-                let Some(place) = self.place(sequence) else { return None };
+                let place = self.place(sequence)?;
                 let Lent::Offered(payload) = std::mem::take(&mut place.sent) else { return Some(Leaving::Malformed) };
                 place.sent = Lent::Away;
                 compose(&mut self.message, &Head::Offered { sequence }, &[]);
@@ -677,7 +678,7 @@ impl Core {
         for (sequence, fate) in self.calls.welcome(welcome.incarnation, welcome.known) {
             match fate {
                 Fate::Send => self.transmit(sequence),
-                Fate::Unknown => self.settle(sequence, Err(CallError::OutcomeUnknown(Lost::ServerForgot))),
+                Fate::Unknown => self.settle(sequence, Err(CallError::OutcomeUnknown(Box::new(Lost::ServerForgot)))),
             }
         }
         self.afterwards.threads |= self.threads > 0;
@@ -686,7 +687,11 @@ impl Core {
     /// No connection came about: what is outstanding ends with that.
     pub(super) fn finish_outstanding(&mut self, lost: &Lost) {
         for (sequence, sent) in self.calls.abandon() {
-            let error = if sent { CallError::OutcomeUnknown(lost.clone()) } else { CallError::NotSent(lost.clone()) };
+            let error = if sent {
+                CallError::OutcomeUnknown(Box::new(lost.clone()))
+            } else {
+                CallError::NotSent(Box::new(lost.clone()))
+            };
             self.settle(sequence, Err(error));
         }
         self.afterwards.threads |= self.threads > 0;
