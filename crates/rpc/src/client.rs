@@ -89,13 +89,21 @@ pub struct Answer {
 impl Answer {
     /// The first buffer of the room that was named, cut to what has landed there.
     pub fn into_buffer(self) -> Option<Buffer> {
-        let mut buffer = self.payload.into_segments().into_iter().find_map(|segment| match segment {
+        first_buffer(self.payload, self.length)
+    }
+}
+
+/// The first buffer of a payload of `length` bytes, cut to what is in it.
+pub(crate) fn first_buffer(payload: Payload, length: usize) -> Option<Buffer> {
+    let mut buffer = match payload {
+        Payload::Buffer(buffer) => buffer,
+        payload => payload.into_segments().into_iter().find_map(|segment| match segment {
             Segment::Buffer(buffer) => Some(buffer),
             Segment::Shared(_) | Segment::Frozen(..) => None,
-        })?;
-        buffer.set_len(self.length.min(buffer.len()));
-        Some(buffer)
-    }
+        })?,
+    };
+    buffer.set_len(length.min(buffer.len()));
+    Some(buffer)
 }
 
 /// What runs with the outcome of a call.
@@ -151,6 +159,16 @@ impl<'a> Call<'a> {
             region.len()
         );
         self.segment(Segment::Frozen(region.clone(), range))
+    }
+
+    /// The same call with arguments that need not live as long.
+    #[inline]
+    pub(crate) fn with_arguments<'b>(self, arguments: &'b [u8]) -> Call<'b>
+    where
+        'a: 'b,
+    {
+        let Call { client, method, payload, room, deadline, .. } = self;
+        Call { client, method, arguments, payload, room, deadline }
     }
 
     fn segment(mut self, segment: Segment) -> Call<'a> {

@@ -12,6 +12,7 @@ use crate::client::random;
 use crate::head::{CallHead, Leaving, Status};
 use crate::hub::Rpc;
 use crate::line::Line;
+use crate::service::Service;
 use connection::{Connection, Next};
 pub use handler::{Manner, Reply, Request, Serve};
 use highwire_vi::{
@@ -66,9 +67,9 @@ impl Default for ServerOptions {
 }
 
 /// Services that a server has.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Services {
-    services: Vec<(u32, u16, Arc<dyn Serve>)>,
+    services: Vec<Service>,
 }
 
 impl Services {
@@ -79,15 +80,15 @@ impl Services {
 
     /// These and one more.
     #[must_use]
-    pub fn with(mut self, id: u32, version: u16, service: impl Serve) -> Services {
-        self.services.push((id, version, Arc::new(service)));
+    pub fn and(mut self, service: Service) -> Services {
+        self.services.push(service);
         self
     }
-}
 
-impl std::fmt::Debug for Services {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.services.iter().map(|(id, version, _)| (id, version))).finish()
+    /// These and one more, by its number and version.
+    #[must_use]
+    pub fn with(self, id: u32, version: u16, serve: impl Serve) -> Services {
+        self.and(Service::new(id, version, serve))
     }
 }
 
@@ -231,11 +232,11 @@ impl Inner {
     #[inline]
     fn find(&self, call: &CallHead) -> Result<(&Arc<dyn Serve>, Manner), Status> {
         let mut other = None;
-        for (id, version, service) in &self.services.services {
+        for Service { id, version, serve } in &self.services.services {
             if *id == call.service {
                 if *version == call.version {
-                    let manner = service.manner(call.method).ok_or(Status::UnknownMethod)?;
-                    return Ok((service, manner));
+                    let manner = serve.manner(call.method).ok_or(Status::UnknownMethod)?;
+                    return Ok((serve, manner));
                 }
                 other = Some(*version);
             }

@@ -27,6 +27,20 @@ pub struct Manner {
     pub may_repeat: bool,
 }
 
+impl Manner {
+    /// The same, for a method that is quick.
+    #[must_use]
+    pub const fn quick(self) -> Manner {
+        Manner { is_quick: true, ..self }
+    }
+
+    /// The same, for a method that may run twice.
+    #[must_use]
+    pub const fn repeatable(self) -> Manner {
+        Manner { may_repeat: true, ..self }
+    }
+}
+
 /// A call, to whoever runs it.
 #[derive(Debug)]
 pub struct Request<'a> {
@@ -79,12 +93,12 @@ impl Request<'_> {
         self.payload.bytes().get(self.payload.start..).unwrap_or_default()
     }
 
-    /// The frame that the payload landed in, and where in it the payload is. It returns to the server's pool when it is
+    /// The frame that the payload landed in, and where in it the payload is: once. It returns to the server's pool when it is
     /// dropped: whoever keeps it long leaves other calls without.
-    pub fn into_payload(self) -> Option<(Buffer, Range<usize>)> {
-        let range = self.payload.start..self.payload.end;
-        match self.payload.payload {
-            Payload::Buffer(buffer) => Some((buffer, range)),
+    pub fn take_payload(&mut self) -> Option<(Buffer, Range<usize>)> {
+        let Received { payload, start, end } = std::mem::take(&mut self.payload);
+        match payload {
+            Payload::Buffer(buffer) => Some((buffer, start..end)),
             _ => None,
         }
     }
