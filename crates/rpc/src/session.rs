@@ -29,12 +29,12 @@ struct Place {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
-    #[default]
     Running,
     /// It runs, and nobody waits for its answer.
     Cancelled,
     Kept,
-    /// The answer was too large to keep.
+    /// The answer was too large to keep, or there never was a call.
+    #[default]
     NotKept,
 }
 
