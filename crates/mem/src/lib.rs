@@ -36,6 +36,8 @@ mod fork;
 #[cfg(not(loom))]
 mod granted;
 #[cfg(not(loom))]
+mod lent;
+#[cfg(not(loom))]
 mod peer_bytes;
 #[cfg(not(loom))]
 mod pool;
@@ -69,6 +71,7 @@ pub use {
     extents::Extents,
     fork::Process,
     granted::{Granted, Window},
+    lent::LentRegion,
     owner_lock::{OwnerGuard, OwnerLock},
     peer_bytes::PeerBytes,
     pool::{Pool, PoolError},

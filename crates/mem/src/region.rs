@@ -5,6 +5,7 @@
 //! | [`OwnRegion`], [`Region`] | read, write | read | shrink, grow, future-write, seal |
 //! | [`Frozen`] | read, as slices | read, as slices | shrink, grow, write, seal |
 //! | [`Exported`] | read, write, no slices | read, write | shrink, grow, seal |
+//! | [`LentRegion`](crate::LentRegion) | read, write, give back | read | shrink, grow, seal; a descriptor that only reads |
 //!
 //! Seals are checked before a peer's memory is mapped: an unsealed one could be cut short under us,
 //! and the next access would be a SIGBUS.
@@ -105,7 +106,7 @@ pub(crate) fn check_seals(fd: impl AsFd, len: u64, needed: SealFlags) -> Result<
     Ok(())
 }
 
-fn check_size(bytes: u64, limit: u64) -> Result<usize, RegionError> {
+pub(crate) fn check_size(bytes: u64, limit: u64) -> Result<usize, RegionError> {
     match usize::try_from(bytes) {
         Ok(len) if len > 0 && bytes <= limit => Ok(len),
         _ => Err(RegionError::SizeLimit { bytes, limit }),
