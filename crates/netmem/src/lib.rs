@@ -2,3 +2,24 @@
 //!
 //! Nodes donate memory; clients keep pages and named, volatile objects in it. What is on a node that is lost is
 //! gone, and is said to be.
+//!
+//! | | |
+//! |---|---|
+//! | [`donation`] | the memory of a node, which processes of its host read without asking |
+//! | [`node`] | what a node holds, and its place among the others |
+//! | [`map`], [`coordinator`] | which nodes there are, and which of them has which names |
+//! | [`request`] | what is asked and answered |
+//!
+//! None of these does I/O or has a clock: time is an argument, in nanoseconds of the boot clock.
+//! `docs/protocol/netmem.md` has the protocol and what is promised.
+
+#![deny(unsafe_code)]
+
+pub mod coordinator;
+pub mod donation;
+pub mod map;
+pub mod node;
+pub mod request;
+mod types;
+
+pub use types::{BadName, Epoch, Incarnation, Loss, NAME_BYTES_MAX, Name, NodeId, PageHandle, Version};

@@ -1,0 +1,497 @@
+use super::*;
+use crate::coordinator::{self, Coordinator};
+use crate::donation::{PAGE_BYTES, Read, View};
+use crate::request::{Expect, Figures};
+use crate::types::{Loss, PageHandle, Version};
+use highwire_mem::PeerMemory;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+const MS: u64 = 1_000_000;
+const LEASE: u64 = 60_000 * MS;
+
+/// Nodes and a coordinator that hear each other at once.
+struct Cluster {
+    now: u64,
+    coordinator: Coordinator,
+    nodes: Vec<Node>,
+    token: u64,
+    answers: BTreeMap<u64, (Answer, Vec<u8>)>,
+    /// Nodes that nobody hears any more.
+    dead: Vec<usize>,
+}
+
+impl Cluster {
+    fn new(copies: u8, nodes: usize, pages: u64) -> Cluster {
+        let config = coordinator::Config { copies, alone: true, ..coordinator::Config::default() };
+        let coordinator = Coordinator::new(config, 0, 1_000_000, 77);
+        let mut cluster =
+            Cluster { now: 0, coordinator, nodes: Vec::new(), token: 0, answers: BTreeMap::new(), dead: Vec::new() };
+        for _ in 0..nodes {
+            cluster.add(pages);
+            cluster.pass(10_000);
+        }
+        cluster
+    }
+
+    fn add(&mut self, pages: u64) {
+        let id = NodeId(self.nodes.len() as u64 + 1);
+        let donation = Donation::create(pages).unwrap();
+        self.nodes.push(Node::new(id, String::new(), donation, Config::default(), id.0 * 1000));
+    }
+
+    fn lives(&self, at: usize) -> bool {
+        !self.dead.contains(&at)
+    }
+
+    /// Lets everything be said that is to be said.
+    fn deliver(&mut self) {
+        let mut said = true;
+        while std::mem::take(&mut said) {
+            for at in 0..self.nodes.len() {
+                while let Some(output) = self.nodes[at].poll_output() {
+                    said = true;
+                    match output {
+                        _ if !self.lives(at) => {}
+                        Output::Answer { token, answer, body } => drop(self.answers.insert(token, (answer, body))),
+                        Output::Coordinator { ticket, request } => {
+                            let answer = self.coordinator.handle(self.now, request);
+                            self.nodes[at].handle_coordinator(self.now, ticket, answer);
+                        }
+                        Output::Peer { ticket, request, body } => {
+                            let to = self.nodes.iter().position(|node| node.incarnation() == Some(request.to));
+                            if let Some(to) = to.filter(|to| self.lives(*to)) {
+                                let answer = self.nodes[to].handle_peer(self.now, request, &body);
+                                self.nodes[at].handle_peer_answer(self.now, ticket, answer);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn pass(&mut self, milliseconds: u64) {
+        let end = self.now + milliseconds * MS;
+        while self.now < end {
+            self.now = (self.now + 10 * MS).min(end);
+            self.coordinator.handle_timeout(self.now);
+            for at in 0..self.nodes.len() {
+                if self.lives(at) {
+                    self.nodes[at].handle_timeout(self.now);
+                }
+            }
+            self.deliver();
+        }
+    }
+
+    fn ask_node(&mut self, at: usize, epoch: Epoch, ask: Ask, body: &[u8]) -> (Answer, Vec<u8>) {
+        self.token += 1;
+        let to = self.nodes[at].incarnation().unwrap_or(0);
+        self.nodes[at].handle_request(self.now, self.token, Request { epoch, to, ask }, body);
+        self.deliver();
+        self.answers.remove(&self.token).unwrap_or((Answer::Refused(Refusal::InDoubt), Vec::new()))
+    }
+
+    /// The node that leads a name's bucket.
+    fn leader(&self, name: &Name) -> usize {
+        let leader = self.coordinator.map().leader(bucket_of(name)).unwrap().incarnation;
+        self.nodes.iter().position(|node| node.incarnation() == Some(leader)).unwrap()
+    }
+
+    fn ask(&mut self, name: &str, ask: impl FnOnce(Name) -> Ask, body: &[u8]) -> (Answer, Vec<u8>) {
+        let name = name_of(name);
+        let (at, epoch) = (self.leader(&name), self.coordinator.map().epoch);
+        self.ask_node(at, epoch, ask(name), body)
+    }
+
+    fn put(&mut self, name: &str, bytes: &[u8]) -> Answer {
+        self.ask(name, |name| Ask::Put { name, lease_ns: LEASE, pinned: false, only_if: None }, bytes).0
+    }
+
+    fn get(&mut self, name: &str) -> Result<Vec<u8>, Refusal> {
+        match self.ask(name, |name| Ask::Get { name, bytes: true, places: false }, &[]) {
+            (Answer::Object { .. }, body) => Ok(body),
+            (Answer::Refused(refusal), _) => Err(refusal),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn places(&mut self, name: &str) -> Vec<PageHandle> {
+        match self.ask(name, |name| Ask::Get { name, bytes: false, places: true }, &[]).0 {
+            Answer::Object { pages, .. } => pages,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn remove(&mut self, name: &str) -> Answer {
+        self.ask(name, |name| Ask::Remove { name, only_if: None }, &[]).0
+    }
+
+    fn view(&self, at: usize) -> View {
+        let (fd, bytes) = self.nodes[at].donation().to_read().unwrap();
+        View::new(PeerMemory::borrow(fd.as_fd(), bytes, u64::MAX).unwrap()).unwrap()
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.coordinator.map().epoch
+    }
+}
+
+fn name_of(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn version(answer: Answer) -> Version {
+    match answer {
+        Answer::Stored { version } => version,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused(answer: &Answer) -> &Refusal {
+    match answer {
+        Answer::Refused(refusal) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_object_is_put_got_and_removed() {
+    let mut cluster = Cluster::new(1, 1, 100);
+    let bytes: Vec<u8> = (0..10_000u32).map(|at| at as u8).collect();
+    let first = version(cluster.put("a", &bytes));
+    assert_eq!(cluster.get("a"), Ok(bytes));
+    assert!(version(cluster.put("a", b"")) > first);
+    assert_eq!(cluster.get("a"), Ok(vec![]));
+    assert_eq!(cluster.remove("a"), Answer::Removed { existed: true });
+    assert_eq!(cluster.get("a"), Err(Refusal::NotFound { lost: None }));
+    assert_eq!(cluster.remove("a"), Answer::Removed { existed: false });
+    assert_eq!(cluster.nodes[0].figures().free_pages, 100);
+}
+
+#[test]
+fn a_reader_with_handles_sees_the_whole_old_object_or_that_it_is_freed() {
+    let mut cluster = Cluster::new(1, 1, 100);
+    cluster.put("a", &[1; 2 * PAGE_BYTES]);
+    let (pages, view, now) = (cluster.places("a"), cluster.view(0), cluster.now);
+    let mut found = [0; PAGE_BYTES];
+    for page in &pages {
+        assert_eq!((view.read(*page, 0, &mut found, || now), found), (Read::Done, [1; PAGE_BYTES]));
+    }
+    cluster.put("a", &[2; 2 * PAGE_BYTES]);
+    assert!(pages.iter().all(|page| view.read(*page, 0, &mut found, || now) == Read::Freed));
+    let pages = cluster.places("a");
+    assert_eq!((view.read(pages[1], 0, &mut found, || now), found), (Read::Done, [2; PAGE_BYTES]));
+    // Stopped, it cannot say any more that it is in charge.
+    assert_eq!(view.read(pages[1], 0, &mut found, || now + 10_000 * MS), Read::Lapsed);
+}
+
+#[test]
+fn what_is_expected_decides_whether_a_change_is_made() {
+    let mut cluster = Cluster::new(1, 1, 100);
+    let put = |cluster: &mut Cluster, only_if| {
+        let ask = |name| Ask::Put { name, lease_ns: LEASE, pinned: false, only_if };
+        cluster.ask("a", ask, b"x").0
+    };
+    let first = version(put(&mut cluster, Some(Expect::Absent)));
+    assert_eq!(refused(&put(&mut cluster, Some(Expect::Absent))), &Refusal::Unexpected { found: Some(first) });
+    let second = version(put(&mut cluster, Some(Expect::Version(first))));
+    let remove = |name| Ask::Remove { name, only_if: Some(Expect::Version(first)) };
+    assert_eq!(refused(&cluster.ask("a", remove, &[]).0), &Refusal::Unexpected { found: Some(second) });
+    assert_eq!(cluster.nodes[0].figures().object_pages, 1, "what was refused has no pages");
+}
+
+#[test]
+fn leases_end_and_are_renewed() {
+    let mut cluster = Cluster::new(1, 1, 100);
+    for name in ["a", "b", "c"] {
+        cluster.put(name, b"x");
+    }
+    cluster.pass(50_000);
+    let renewed = cluster.ask("b", |name| Ask::Renew { name, lease_ns: LEASE }, &[]).0;
+    assert_eq!(renewed, Answer::Renewed);
+    cluster.pass(9_999);
+    assert!(cluster.get("a").is_ok());
+    cluster.now += MS;
+    assert_eq!(cluster.get("a"), Err(Refusal::Expired { ago_ns: 0 }));
+    assert_eq!(cluster.get("a"), Err(Refusal::NotFound { lost: None }));
+    cluster.pass(2_000);
+    let Figures { objects, expired, .. } = cluster.nodes[0].figures();
+    assert_eq!((objects, expired), (1, 2), "the third was swept");
+    assert!(cluster.get("b").is_ok());
+    let short = cluster.ask("b", |name| Ask::Renew { name, lease_ns: 1 }, &[]).0;
+    assert!(matches!(refused(&short), Refusal::BadLease { asked_ns: 1, .. }));
+}
+
+#[test]
+fn the_least_recently_used_object_goes_when_memory_is_short() {
+    let mut cluster = Cluster::new(1, 1, 4);
+    cluster.ask("pinned", |name| Ask::Put { name, lease_ns: LEASE, pinned: true, only_if: None }, b"x");
+    for name in ["a", "b", "c"] {
+        cluster.put(name, b"x");
+    }
+    cluster.get("a").unwrap();
+    let names = vec![name_of("b"), name_of("unknown")];
+    assert_eq!(cluster.ask("b", |_| Ask::Used { names }, &[]).0, Answer::Done);
+    version(cluster.put("d", b"x"));
+    assert_eq!(cluster.get("c"), Err(Refusal::NotFound { lost: None }));
+    version(cluster.put("e", &[0; 3 * PAGE_BYTES]));
+    assert!(cluster.get("a").is_err() && cluster.get("b").is_err() && cluster.get("d").is_err());
+    assert!(cluster.get("pinned").is_ok());
+    let full = Refusal::Full { asked: 4, free: 0, pages: 4, pinned: 1, paged: 0 };
+    assert_eq!(refused(&cluster.put("f", &[0; 4 * PAGE_BYTES])), &full);
+    assert!(cluster.get("e").is_ok(), "nothing goes for what would not fit all the same");
+    assert_eq!(cluster.nodes[0].figures().aged, 4);
+}
+
+#[test]
+fn limits_are_kept() {
+    let mut cluster = Cluster::new(1, 1, 10);
+    cluster.nodes[0].config = Config { objects_max: 2, object_bytes_max: 5000, ..Config::default() };
+    assert_eq!(refused(&cluster.put("a", &[0; 5001])), &Refusal::TooLarge { bytes: 5001, most: 5000 });
+    version(cluster.put("a", b"x"));
+    version(cluster.put("b", b"x"));
+    assert_eq!(refused(&cluster.put("c", b"x")), &Refusal::TooMany { most: 2 });
+    version(cluster.put("a", b"y"));
+    assert!(Name::new(&"n".repeat(256)).is_err() && Name::new("").is_err());
+}
+
+#[test]
+fn names_of_a_bucket_are_listed_in_order() {
+    let mut cluster = Cluster::new(1, 1, 100);
+    let bucket = bucket_of(&name_of("a"));
+    let mut names: Vec<_> =
+        (0..).map(|at| format!("n{at}")).filter(|name| bucket_of(&name_of(name)) == bucket).take(5).collect();
+    names.sort();
+    for name in &names {
+        version(cluster.put(name, b"x"));
+    }
+    let epoch = cluster.epoch();
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        match cluster.ask_node(0, epoch, Ask::List { bucket, after: after.clone(), most: 2 }, &[]).0 {
+            Answer::Listed { objects, more } => {
+                found.extend(objects.iter().map(|(name, _)| name.as_str().to_owned()));
+                after = objects.last().map(|(name, _)| name.clone());
+                if !more {
+                    break;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(found, names);
+}
+
+#[test]
+fn pages_of_a_paged_region_never_age_and_end_with_their_owner() {
+    let mut cluster = Cluster::new(1, 1, 4);
+    let epoch = cluster.epoch();
+    cluster.put("a", b"x");
+    let take = |turn| Ask::TakePages { owner: 5, count: 3, lease_ns: LEASE, turn };
+    let Answer::Pages { pages } = cluster.ask_node(0, epoch, take(1), &[]).0 else { panic!() };
+    assert_eq!(cluster.ask_node(0, epoch, take(1), &[]).0, Answer::Pages { pages: pages.clone() });
+    let full = Refusal::Full { asked: 3, free: 0, pages: 4, pinned: 0, paged: 3 };
+    assert_eq!(refused(&cluster.ask_node(0, epoch, take(2), &[]).0), &full);
+    let write = |version| Ask::WritePage { owner: 5, page: pages[0], at: 10, version };
+    assert_eq!(cluster.ask_node(0, epoch, write(0), b"hello").0, Answer::Written { version: 1 });
+    let late = cluster.ask_node(0, epoch, write(0), b"older").0;
+    assert_eq!(refused(&late), &Refusal::PageVersion { found: 1, expected: 0 });
+    let other = Ask::WritePage { owner: 6, page: pages[0], at: 0, version: 1 };
+    assert_eq!(refused(&cluster.ask_node(0, epoch, other, b"x").0), &Refusal::NoOwner { owner: 6 });
+    let read = Ask::ReadPage { page: pages[0], at: 10, length: 5 };
+    assert_eq!(cluster.ask_node(0, epoch, read.clone(), &[]), (Answer::Page { version: 1 }, b"hello".to_vec()));
+    let beyond = Ask::ReadPage { page: pages[0], at: 4090, length: 7 };
+    assert!(matches!(refused(&cluster.ask_node(0, epoch, beyond, &[]).0), Refusal::OutOfPage { .. }));
+    // The object ages, the pages do not.
+    version(cluster.put("b", b"y"));
+    assert!(cluster.get("a").is_err());
+    let free = Ask::FreePages { owner: 5, pages: pages[1..2].to_vec() };
+    assert_eq!(cluster.ask_node(0, epoch, free, &[]).0, Answer::Done);
+    cluster.pass(30_000);
+    let renew = Ask::RenewOwner { owner: 5, lease_ns: LEASE };
+    assert_eq!(cluster.ask_node(0, epoch, renew.clone(), &[]).0, Answer::Renewed);
+    cluster.pass(LEASE / MS + 2000);
+    assert_eq!(cluster.nodes[0].figures().paged_pages, 0);
+    assert_eq!(refused(&cluster.ask_node(0, epoch, renew, &[]).0), &Refusal::NoOwner { owner: 5 });
+    assert_eq!(refused(&cluster.ask_node(0, epoch, read, &[]).0), &Refusal::NoPage { page: pages[0] });
+}
+
+#[test]
+fn other_epochs_and_other_lives_are_refused() {
+    let mut cluster = Cluster::new(1, 1, 10);
+    let (mine, get) = (cluster.epoch(), Ask::Get { name: name_of("a"), bytes: true, places: false });
+    let old = cluster.ask_node(0, Epoch(mine.0 - 1), get.clone(), &[]).0;
+    assert_eq!(refused(&old), &Refusal::OldEpoch { yours: Epoch(mine.0 - 1), mine });
+    let new = cluster.ask_node(0, Epoch(mine.0 + 1), get.clone(), &[]).0;
+    assert_eq!(refused(&new), &Refusal::NodeBehind { yours: Epoch(mine.0 + 1), mine });
+    let request = Request { epoch: mine, to: 99, ask: get };
+    cluster.nodes[0].handle_request(cluster.now, 1000, request, &[]);
+    cluster.deliver();
+    assert_eq!(refused(&cluster.answers[&1000].0), &Refusal::Gone { node: NodeId(1), incarnation: 99 });
+}
+
+#[test]
+fn content_moves_to_a_node_that_comes_and_back_when_it_leaves() {
+    for copies in [1, 2] {
+        let mut cluster = Cluster::new(copies, 1, 1000);
+        let names: Vec<_> = (0..200).map(|at| format!("object {at}")).collect();
+        for name in &names {
+            version(cluster.put(name, name.as_bytes()));
+        }
+        for nodes in 2..=3 {
+            cluster.add(1000);
+            cluster.pass(10_000);
+            assert_eq!(cluster.coordinator.map().nodes.len(), nodes);
+            for name in &names {
+                assert_eq!(cluster.get(name), Ok(name.as_bytes().to_vec()), "{copies} copies on {nodes} nodes");
+            }
+            let objects: u64 = cluster.nodes.iter().map(|node| node.figures().objects).sum();
+            assert_eq!(objects, 200 * u64::from(copies));
+            assert!(cluster.nodes[nodes - 1].figures().objects > 30);
+        }
+        cluster.nodes[1].leave(cluster.now);
+        cluster.pass(10_000);
+        assert!(cluster.nodes[1].has_left());
+        for name in &names {
+            assert_eq!(cluster.get(name), Ok(name.as_bytes().to_vec()), "after one left");
+        }
+        assert_eq!(cluster.nodes[1].figures().objects, 0);
+    }
+}
+
+#[test]
+fn a_former_leaders_handles_are_worthless_before_the_next_one_answers() {
+    let mut cluster = Cluster::new(2, 1, 1000);
+    let names: Vec<_> = (0..50).map(|at| format!("object {at}")).collect();
+    for name in &names {
+        version(cluster.put(name, b"x"));
+    }
+    let places: Vec<_> = names.iter().map(|name| cluster.places(name)[0]).collect();
+    let view = cluster.view(0);
+    cluster.add(1000);
+    cluster.pass(10_000);
+    let now = cluster.now;
+    let mut moved = 0;
+    for (name, place) in names.iter().zip(places) {
+        let stays = cluster.leader(&name_of(name)) == 0;
+        let read = view.read(place, 0, &mut [0], || now);
+        assert_eq!(read, if stays { Read::Done } else { Read::Freed });
+        moved += usize::from(!stays);
+    }
+    assert!(moved > 10);
+}
+
+#[test]
+fn what_was_on_a_lost_node_is_said_to_be_lost() {
+    let mut cluster = Cluster::new(1, 3, 1000);
+    let names: Vec<_> = (0..100).map(|at| format!("object {at}")).collect();
+    for name in &names {
+        version(cluster.put(name, name.as_bytes()));
+    }
+    let led: Vec<_> = names.iter().map(|name| cluster.leader(&name_of(name))).collect();
+    cluster.dead.push(1);
+    cluster.pass(10_000);
+    let mut lost = 0;
+    for (name, leader) in names.iter().zip(led) {
+        match cluster.get(name) {
+            Ok(bytes) => assert_eq!((bytes, leader == 1), (name.as_bytes().to_vec(), false)),
+            Err(Refusal::NotFound { lost: Some(Loss { node: NodeId(2), .. }) }) => {
+                assert_eq!(leader, 1);
+                lost += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(lost > 15);
+    // It notices too.
+    let now = cluster.now;
+    cluster.nodes[1].handle_timeout(now);
+    assert_eq!((cluster.nodes[1].incarnation(), cluster.nodes[1].figures().objects), (None, 0));
+    // It comes back, empty.
+    cluster.dead.clear();
+    cluster.pass(20_000);
+    assert_eq!(cluster.coordinator.map().nodes.len(), 3);
+}
+
+#[test]
+fn with_two_copies_one_lost_node_loses_nothing() {
+    for dead in 0..3 {
+        let mut cluster = Cluster::new(2, 3, 1000);
+        let names: Vec<_> = (0..100).map(|at| format!("object {at}")).collect();
+        for name in &names {
+            version(cluster.put(name, name.as_bytes()));
+        }
+        names[..20].iter().for_each(|name| drop(cluster.remove(name)));
+        cluster.dead.push(dead);
+        cluster.pass(10_000);
+        for name in &names[20..] {
+            assert_eq!(cluster.get(name), Ok(name.as_bytes().to_vec()));
+        }
+        for name in &names[..20] {
+            assert_eq!(cluster.get(name), Err(Refusal::NotFound { lost: None }));
+        }
+        // And another one, since the copies were made again.
+        cluster.dead.push((dead + 1) % 3);
+        cluster.pass(10_000);
+        for name in &names[20..] {
+            assert_eq!(cluster.get(name), Ok(name.as_bytes().to_vec()));
+        }
+    }
+}
+
+#[test]
+fn a_second_node_without_room_refuses_for_both() {
+    let mut cluster = Cluster::new(2, 2, 10);
+    let owner = |cluster: &mut Cluster, at: usize, count| {
+        let epoch = cluster.epoch();
+        cluster.ask_node(at, epoch, Ask::TakePages { owner: 1, count, lease_ns: LEASE, turn: 1 }, &[]).0
+    };
+    assert!(matches!(owner(&mut cluster, 1, 10), Answer::Pages { .. }));
+    let name = (0..).map(|at| format!("n{at}")).find(|name| cluster.leader(&name_of(name)) == 0).unwrap();
+    assert_eq!(refused(&cluster.put(&name, b"x")), &Refusal::SecondFull);
+    assert_eq!(cluster.get(&name), Err(Refusal::NotFound { lost: None }));
+    assert_eq!(cluster.nodes[0].figures().free_pages, 10);
+}
+
+#[test]
+fn what_has_no_room_when_it_moves_is_dropped_and_counted() {
+    let mut cluster = Cluster::new(1, 1, 1000);
+    let pinned = |name| Ask::Put { name, lease_ns: LEASE, pinned: true, only_if: None };
+    let names: Vec<_> = (0..100).map(|at| format!("object {at}")).collect();
+    for name in &names {
+        version(cluster.ask(name, pinned, b"x").0);
+    }
+    cluster.add(10);
+    cluster.pass(10_000);
+    let found = names.iter().filter(|name| cluster.get(name).is_ok()).count() as u64;
+    let dropped = cluster.nodes[1].figures().dropped;
+    assert_eq!((found + dropped, cluster.nodes[1].figures().objects), (100, 10));
+    assert!(dropped > 20);
+}
+
+#[test]
+fn a_node_empties_itself_when_a_new_coordinator_does_not_know_it() {
+    let mut cluster = Cluster::new(1, 2, 100);
+    cluster.put("a", b"x");
+    let before: Vec<_> = cluster.nodes.iter().map(|node| node.incarnation()).collect();
+    let config = coordinator::Config::default();
+    cluster.coordinator = Coordinator::new(config, cluster.now, 2_000_000, 78);
+    cluster.pass(2_000);
+    assert!(cluster.nodes.iter().all(|node| node.incarnation().is_none() && node.figures().objects == 0));
+    assert!(cluster.coordinator.map().nodes.is_empty(), "it waits for leases that it knows nothing of");
+    cluster.pass(20_000);
+    let after: Vec<_> = cluster.nodes.iter().map(|node| node.incarnation()).collect();
+    assert!(after.iter().all(Option::is_some) && after.iter().all(|life| !before.contains(life)));
+    assert_eq!(cluster.get("a"), Err(Refusal::NotFound { lost: None }));
+}
+
+#[test]
+fn a_leaving_node_gives_out_no_pages() {
+    let mut cluster = Cluster::new(1, 1, 100);
+    cluster.nodes[0].leaving = true;
+    let epoch = cluster.epoch();
+    let take = Ask::TakePages { owner: 5, count: 3, lease_ns: LEASE, turn: 1 };
+    assert_eq!(refused(&cluster.ask_node(0, epoch, take, &[]).0), &Refusal::Leaving);
+}
