@@ -8,6 +8,7 @@
 //! | [`donation`] | the memory of a node, which processes of its host read without asking |
 //! | [`node`] | what a node holds, and its place among the others |
 //! | [`map`], [`coordinator`] | which nodes there are, and which of them has which names |
+//! | [`client`] | a client's way to the right node |
 //! | [`request`] | what is asked and answered |
 //!
 //! None of these does I/O or has a clock: time is an argument, in nanoseconds of the boot clock.
@@ -15,6 +16,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod client;
 pub mod coordinator;
 pub mod donation;
 pub mod map;
