@@ -1,0 +1,505 @@
+//! The system calls of paging: the mapping whose faults are ours, futexes, and the memory that pages pass through.
+//!
+//! What a signal handler calls of these neither allocates nor locks: system calls and atomic operations only.
+
+use super::PagingError;
+use super::store::PAGE_BYTES;
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::ioctl::opcode;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// An error number of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Errno(pub(super) i32);
+
+impl Errno {
+    fn last() -> Errno {
+        // SAFETY: the address of this thread's error number is always valid.
+        Errno(unsafe { *libc::__errno_location() })
+    }
+}
+
+/// Consecutive pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) first: u64,
+    pub(super) pages: u32,
+}
+
+impl Run {
+    pub(super) fn bytes(self) -> usize {
+        self.pages as usize * PAGE_BYTES
+    }
+
+    pub(super) fn end(self) -> u64 {
+        self.first + u64::from(self.pages)
+    }
+}
+
+/// A range of private memory whose faults raise SIGBUS in the thread that faults. No child inherits it.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+    faults: OwnedFd,
+    /// This process, for giving back many pages by one call; none where the kernel cannot do that.
+    this_process: Option<OwnedFd>,
+    drops_many: AtomicBool,
+}
+
+// SAFETY: the range belongs to the process, not to a thread; access is by copying and by atomic operations.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(super) fn create(bytes: usize) -> Result<Mapping, PagingError> {
+        let faults = open_faults()?;
+        let base = map(bytes, ProtFlags::READ | ProtFlags::WRITE)
+            .ok_or_else(|| PagingError::Mapping { bytes: bytes as u64, errno: Errno::last().0 })?;
+        let this_process =
+            rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).ok();
+        let drops_many = AtomicBool::new(this_process.is_some());
+        let mapping = Mapping { base, bytes, faults, this_process, drops_many };
+        // A child gets nothing at these addresses: it has no pager, and would find zeros in place of what was pushed out.
+        // Huge pages would be filled by the kernel with pages that nobody asked for.
+        for advice in [libc::MADV_DONTFORK, libc::MADV_NOHUGEPAGE] {
+            // SAFETY: the range was mapped above and holds nothing yet. A kernel without huge pages refuses the second,
+            // and needs none.
+            let refused = unsafe { libc::madvise(base.as_ptr().cast(), bytes, advice) } != 0;
+            if refused && advice == libc::MADV_DONTFORK {
+                return Err(PagingError::Mapping { bytes: bytes as u64, errno: Errno::last().0 });
+            }
+        }
+        let mut register = UffdioRegister {
+            range: UffdioRange { start: base.as_ptr() as u64, len: bytes as u64 },
+            mode: REGISTER_MISSING | REGISTER_PROTECTED,
+            ioctls: 0,
+        };
+        mapping
+            .control(opcode::read_write::<UffdioRegister>(UFFDIO, 0x00), &mut register)
+            .map_err(|Errno(errno)| PagingError::FaultsRefused { errno })?;
+        let needed = 1 << 0x03 | 1 << 0x06;
+        if register.ioctls & needed != needed {
+            return Err(PagingError::KernelTooOld { missing: "write protection by userfaultfd", least: (5, 11) });
+        }
+        Ok(mapping)
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn address(&self, page: u64) -> u64 {
+        debug_assert!(page < (self.bytes / PAGE_BYTES) as u64);
+        self.base.as_ptr() as u64 + page * PAGE_BYTES as u64
+    }
+
+    fn control<T>(&self, code: rustix::ioctl::Opcode, argument: &mut T) -> Result<(), Errno> {
+        // SAFETY: every caller passes the structure that belongs to the code, which the code's own size says.
+        let done = unsafe { libc::ioctl(self.faults.as_raw_fd(), code as _, std::ptr::from_mut(argument)) };
+        if done == 0 { Ok(()) } else { Err(Errno::last()) }
+    }
+
+    /// Puts content where no pages are. Protected pages tell of their first write.
+    ///
+    /// Says how many pages are placed, which with an error are not all: they can be used, and written, from that moment on.
+    pub(super) fn place(&self, first: u64, content: &[u8], protected: bool) -> (u32, Result<(), Errno>) {
+        assert!(content.len().is_multiple_of(PAGE_BYTES));
+        assert!(first as usize * PAGE_BYTES + content.len() <= self.bytes);
+        let mut done = 0;
+        let outcome = loop {
+            let mut copy = UffdioCopy {
+                dst: self.address(first) + done as u64,
+                src: content.as_ptr() as u64 + done as u64,
+                len: (content.len() - done) as u64,
+                // Nobody sleeps in the kernel for these pages: a fault is a signal.
+                mode: COPY_DONT_WAKE | if protected { COPY_PROTECTED } else { 0 },
+                copy: 0,
+            };
+            match self.control(opcode::read_write::<UffdioCopy>(UFFDIO, 0x03), &mut copy) {
+                Ok(()) => {
+                    done = content.len();
+                    break Ok(());
+                }
+                // The kernel was disturbed, and says how far it came.
+                Err(Errno(libc::EAGAIN)) => done += usize::try_from(copy.copy).unwrap_or(0),
+                Err(error) => break Err(error),
+            }
+        };
+        ((done / PAGE_BYTES) as u32, outcome)
+    }
+
+    /// Makes the first write to these pages a fault, or lets them be written.
+    pub(super) fn protect(&self, run: Run, protected: bool) -> Result<(), Errno> {
+        let mut protect = UffdioWriteProtect {
+            range: UffdioRange { start: self.address(run.first), len: run.bytes() as u64 },
+            mode: if protected { PROTECT } else { PROTECT_DONT_WAKE },
+        };
+        loop {
+            match self.control(opcode::read_write::<UffdioWriteProtect>(UFFDIO, 0x06), &mut protect) {
+                Err(Errno(libc::EAGAIN)) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Gives pages back to the kernel; the next access to one faults. With one flush of the processors' address caches for
+    /// all of them where the kernel can.
+    pub(super) fn drop_runs(&self, runs: &[Run]) {
+        for runs in runs.chunks(DROP_RUNS_MAX) {
+            let mut ranges = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; DROP_RUNS_MAX];
+            for (range, run) in ranges.iter_mut().zip(runs) {
+                assert!(run.end() as usize * PAGE_BYTES <= self.bytes);
+                *range = libc::iovec { iov_base: self.address(run.first) as *mut _, iov_len: run.bytes() };
+            }
+            let bytes: usize = runs.iter().map(|run| run.bytes()).sum();
+            if runs.len() > 1 && self.drop_many(&ranges[..runs.len()], bytes) {
+                continue;
+            }
+            for range in &ranges[..runs.len()] {
+                // SAFETY: pages of this mapping. Whatever is read there next comes from where the pages are kept; no
+                // reference to plain bytes of the mapping is ever formed.
+                let refused = unsafe { libc::madvise(range.iov_base, range.iov_len, libc::MADV_DONTNEED) } != 0;
+                assert!(!refused, "the kernel does not take pages back: error {}", Errno::last().0);
+            }
+        }
+    }
+
+    fn drop_many(&self, ranges: &[libc::iovec], bytes: usize) -> bool {
+        let Some(process) = self.this_process.as_ref().filter(|_| self.drops_many.load(Ordering::Relaxed)) else {
+            return false;
+        };
+        // SAFETY: as in `drop_runs`; the ranges live until the call returns.
+        let dropped = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                process.as_raw_fd(),
+                ranges.as_ptr(),
+                ranges.len(),
+                libc::MADV_DONTNEED,
+                0,
+            )
+        };
+        let all = dropped == bytes as libc::c_long;
+        if !all {
+            // A kernel before 6.13 takes this advice from no process, not even for itself. Dropping a page a second time
+            // one by one does no harm.
+            self.drops_many.store(false, Ordering::Relaxed);
+        }
+        all
+    }
+
+    /// Copies bytes out of the mapping, with faults where pages are missing.
+    pub(super) fn copy_out(&self, at: usize, into: &mut [u8]) {
+        assert!(at.checked_add(into.len()).is_some_and(|end| end <= self.bytes));
+        // SAFETY: both ranges are valid. Another thread may write the source meanwhile, the copy is then any mixture of old
+        // and new, which is what a reader of bytes that change must expect. The slice may itself be memory of a paged region,
+        // even this one if the caller made it from a raw pointer, hence `copy` and not `copy_nonoverlapping`.
+        unsafe { std::ptr::copy(self.base.as_ptr().add(at), into.as_mut_ptr(), into.len()) };
+        // What was copied is what the caller sees, whatever happens to the page from now on.
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
+
+    /// Copies bytes into the mapping, with faults where pages are missing or protected.
+    pub(super) fn copy_in(&self, at: usize, from: &[u8]) {
+        assert!(at.checked_add(from.len()).is_some_and(|end| end <= self.bytes));
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        // SAFETY: as in `copy_out`.
+        unsafe { std::ptr::copy(from.as_ptr(), self.base.as_ptr().add(at), from.len()) };
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The whole range as bytes that any thread may read and write.
+    pub(super) fn atomics(&self) -> &[std::sync::atomic::AtomicU8] {
+        // SAFETY: mapped for reading and writing while `self` lives, and of any content. An access either happens (after a
+        // fault perhaps) or ends the process; pushing a page out and back changes no byte.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.bytes) }
+    }
+
+    /// The whole range as double words.
+    pub(super) fn atomic_words(&self) -> &[AtomicU64] {
+        // SAFETY: as in `atomics`; the base is aligned to a page, and the length a multiple of one.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.bytes / size_of::<u64>()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `create` with this length; nothing borrows it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+fn map(bytes: usize, protection: ProtFlags) -> Option<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) };
+    NonNull::new(base.ok()?.cast())
+}
+
+fn open_faults() -> Result<OwnedFd, PagingError> {
+    // SAFETY: the call takes a number.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | USER_MODE_ONLY) };
+    if fd < 0 {
+        return Err(match Errno::last().0 {
+            libc::ENOSYS => PagingError::NoUserfaultfd,
+            libc::EINVAL => PagingError::KernelTooOld { missing: "userfaultfd for user mode only", least: (5, 11) },
+            errno => PagingError::FaultsRefused { errno },
+        });
+    }
+    // SAFETY: a descriptor that was just opened, and that nothing else owns.
+    let faults = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let mut api = UffdioApi { api: UFFD_API, features: FEATURE_PROTECTED | FEATURE_SIGBUS, ioctls: 0 };
+    // SAFETY: the structure of this call.
+    if unsafe { libc::ioctl(faults.as_raw_fd(), opcode::read_write::<UffdioApi>(UFFDIO, 0x3f) as _, &raw mut api) } != 0
+    {
+        return Err(PagingError::KernelTooOld {
+            missing: "userfaultfd by signal with write protection",
+            least: (5, 11),
+        });
+    }
+    Ok(faults)
+}
+
+/// Memory that reads as zeros and cannot be written.
+#[derive(Debug)]
+pub(super) struct Zeros {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: never written.
+unsafe impl Send for Zeros {}
+// SAFETY: never written.
+unsafe impl Sync for Zeros {}
+
+impl Zeros {
+    pub(super) fn create(bytes: usize) -> Option<Zeros> {
+        Some(Zeros { base: map(bytes, ProtFlags::READ)?, bytes })
+    }
+}
+
+impl Deref for Zeros {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped for reading while `self` lives; nobody can write it.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Zeros {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `create`; every slice of it borrows `self`.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Buffers in which fetched pages wait to be placed: made beforehand, since a signal handler cannot allocate. A buffer takes
+/// memory as far as it was ever used.
+#[derive(Debug)]
+pub(super) struct Staging {
+    base: NonNull<u8>,
+    bytes_each: usize,
+    /// A bit for each buffer that somebody has.
+    taken: AtomicU64,
+}
+
+// SAFETY: a buffer is reached only through the `Staged` that holds its bit.
+unsafe impl Send for Staging {}
+// SAFETY: as above.
+unsafe impl Sync for Staging {}
+
+impl Staging {
+    pub(super) fn create(bytes_each: usize) -> Option<Staging> {
+        let base = map(bytes_each * STAGED_MAX, ProtFlags::READ | ProtFlags::WRITE)?;
+        // SAFETY: mapped just now. In a child the buffers would be copied at the next fault of the parent, for nobody.
+        unsafe { libc::madvise(base.as_ptr().cast(), bytes_each * STAGED_MAX, libc::MADV_DONTFORK) };
+        Some(Staging { base, bytes_each, taken: AtomicU64::new(0) })
+    }
+
+    /// A buffer of this many bytes: the lowest that is free, so that few are used and stay in the processor's cache.
+    pub(super) fn take(&self, bytes: usize) -> Staged<'_> {
+        assert!(bytes <= self.bytes_each);
+        loop {
+            let taken = self.taken.load(Ordering::Relaxed);
+            let index = (!taken).trailing_zeros();
+            if index as usize >= STAGED_MAX {
+                // Each of the others places a page and is done.
+                yield_now();
+                continue;
+            }
+            // Acquire pairs with the Release in `Staged::drop`: what the last owner wrote is over.
+            let won = self.taken.compare_exchange_weak(taken, taken | 1 << index, Ordering::Acquire, Ordering::Relaxed);
+            if won.is_ok() {
+                return Staged { staging: self, index, bytes };
+            }
+        }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `create`; every `Staged` borrows `self`.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes_each * STAGED_MAX) };
+    }
+}
+
+/// A buffer that one thread has for now.
+pub(super) struct Staged<'a> {
+    staging: &'a Staging,
+    index: u32,
+    bytes: usize,
+}
+
+impl Staged<'_> {
+    fn start(&self) -> *mut u8 {
+        // SAFETY: the index is below the number of buffers.
+        unsafe { self.staging.base.as_ptr().add(self.index as usize * self.staging.bytes_each) }
+    }
+}
+
+impl Deref for Staged<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped, of any content, and reached through this value alone.
+        unsafe { std::slice::from_raw_parts(self.start(), self.bytes) }
+    }
+}
+
+impl DerefMut for Staged<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes) }
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        self.staging.taken.fetch_and(!(1 << self.index), Ordering::Release);
+    }
+}
+
+/// Zeroed words that take memory only where they are touched.
+pub(super) fn zeroed_words(count: usize) -> Box<[AtomicU64]> {
+    // SAFETY: zero is a valid atomic word.
+    unsafe { Box::new_zeroed_slice(count).assume_init() }
+}
+
+/// Sleeps while the lower half of `word` is what it is in `seen`. Wakes for no reason too.
+pub(super) fn wait_low(word: &AtomicU64, seen: u64) {
+    futex(low_half(word), libc::FUTEX_WAIT, seen as u32, None);
+}
+
+/// Wakes all who sleep on the lower half.
+pub(super) fn wake_low(word: &AtomicU64) {
+    futex(low_half(word), libc::FUTEX_WAKE, i32::MAX as u32, None);
+}
+
+/// Sleeps while `word` is `seen`, at most for `timeout`.
+pub(super) fn wait(word: &AtomicU32, seen: u32, timeout: Option<Duration>) {
+    futex(word.as_ptr(), libc::FUTEX_WAIT, seen, timeout);
+}
+
+/// Wakes up to `count` who sleep on `word`.
+pub(super) fn wake(word: &AtomicU32, count: u32) {
+    futex(word.as_ptr(), libc::FUTEX_WAKE, count, None);
+}
+
+fn low_half(word: &AtomicU64) -> *const u32 {
+    let halves = word.as_ptr().cast::<u32>();
+    if cfg!(target_endian = "little") { halves } else { halves.wrapping_add(1) }
+}
+
+fn futex(word: *const u32, operation: i32, value: u32, timeout: Option<Duration>) {
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().min(1 << 30) as _,
+        tv_nsec: timeout.subsec_nanos() as _,
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: every caller borrows the word for the whole call; the time lives until it returns.
+    unsafe { libc::syscall(libc::SYS_futex, word, operation | libc::FUTEX_PRIVATE_FLAG, value, timeout) };
+}
+
+pub(super) fn yield_now() {
+    // SAFETY: takes nothing.
+    unsafe { libc::sched_yield() };
+}
+
+/// Keeps every signal from this thread: the program's handlers do not belong on a thread that it did not start.
+pub(super) fn block_signals() {
+    // SAFETY: the set is filled before it is used, and the old mask is not asked for.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+    }
+}
+
+const UFFDIO: u8 = 0xaa;
+const UFFD_API: u64 = 0xaa;
+const USER_MODE_ONLY: i32 = 1;
+const FEATURE_PROTECTED: u64 = 1 << 0;
+const FEATURE_SIGBUS: u64 = 1 << 7;
+const REGISTER_MISSING: u64 = 1 << 0;
+const REGISTER_PROTECTED: u64 = 1 << 1;
+const COPY_DONT_WAKE: u64 = 1 << 0;
+const COPY_PROTECTED: u64 = 1 << 1;
+const PROTECT: u64 = 1 << 0;
+const PROTECT_DONT_WAKE: u64 = 1 << 1;
+
+/// Ranges that are given back by one call. They stand on the stack of a signal handler.
+const DROP_RUNS_MAX: usize = 64;
+
+/// Staging buffers: bits of a word.
+const STAGED_MAX: usize = 64;
+
+#[repr(C)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdioRange {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct UffdioRegister {
+    range: UffdioRange,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdioCopy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copy: i64,
+}
+
+#[repr(C)]
+struct UffdioWriteProtect {
+    range: UffdioRange,
+    mode: u64,
+}
+
+const _: () = assert!(size_of::<UffdioApi>() == 24);
+const _: () = assert!(size_of::<UffdioRegister>() == 32);
+const _: () = assert!(size_of::<UffdioCopy>() == 40);
+const _: () = assert!(size_of::<UffdioWriteProtect>() == 24);
