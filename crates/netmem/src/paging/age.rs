@@ -36,14 +36,19 @@ impl AgeQueue {
         // In the order of tickets everything before is seen, the emptying of a place by whoever entered again after it too.
         let first = self.tail.fetch_add(pages.len() as u64, Ordering::AcqRel);
         for (ticket, page) in (first..).zip(pages) {
-            // Its place is empty: fewer than all places are in use, in order, and Acquire in `take` came before the
-            // budget was given back that let this page in.
+            // Its place is empty: fewer than all places are in use, in order, and it was emptied before the budget was
+            // given back that let this page in.
             self.place(ticket).store(page as u32 + 1, Ordering::Release);
         }
     }
 
     /// Takes the oldest pages into `into`; none while another thread does.
     pub(super) fn take<'a>(&self, into: &'a mut [u64]) -> &'a [u64] {
+        self.take_while(into, |_| true)
+    }
+
+    /// As `take`, up to the first page that is not wanted, which keeps its place.
+    pub(super) fn take_while<'a>(&self, into: &'a mut [u64], wanted: impl Fn(u64) -> bool) -> &'a [u64] {
         // Acquire pairs with the Release below: one thread after another.
         if self.taking.swap(true, Ordering::Acquire) {
             return &[];
@@ -52,10 +57,12 @@ impl AgeQueue {
         let mut count = 0;
         for ticket in head..tail.min(head + into.len() as u64) {
             // Acquire pairs with the Release in `enter`.
-            match self.place(ticket).swap(0, Ordering::Acquire) {
-                0 => break,
-                page => into[count] = u64::from(page) - 1,
+            let place = self.place(ticket);
+            match u64::from(place.load(Ordering::Acquire)).checked_sub(1) {
+                Some(page) if wanted(page) => into[count] = page,
+                _ => break,
             }
+            place.store(0, Ordering::Relaxed);
             count += 1;
         }
         self.head.store(head + count as u64, Ordering::Relaxed);
@@ -155,6 +162,16 @@ mod tests {
             assert_eq!(queue.take(&mut taken), []);
             assert_eq!(queue.len(), 0);
         }
+    }
+
+    #[test]
+    fn a_page_that_is_not_wanted_keeps_its_place() {
+        let queue = AgeQueue::new(8);
+        queue.enter((0..6_u32).map(u64::from));
+        let mut taken = [0; 8];
+        assert_eq!(queue.take_while(&mut taken, |page| page != 2), [0, 1]);
+        assert_eq!(queue.take_while(&mut taken, |page| page != 2), []);
+        assert_eq!(queue.take(&mut taken), [2, 3, 4, 5]);
     }
 
     #[test]

@@ -271,7 +271,7 @@ impl Engine {
                 return Ok(granted);
             }
             count(&self.counters.waited_for_room, 1);
-            if self.evict_clean::<HANDLER_EVICTS>() > 0 {
+            if self.evict_oldest_clean::<HANDLER_EVICTS>() > 0 {
                 continue;
             }
             // One pass of the pager may be under way already and have missed what happened since; the one after it has not.

@@ -111,7 +111,7 @@ impl Engine {
         // What is clean can go however full the store is.
         let mut turns = if pass.refused > 0 { 2 * self.budget.used() } else { 0 };
         while pass.freed < wanted && turns > 0 {
-            pass.freed += self.evict_clean::<BATCH>() as u64;
+            pass.freed += self.evict_clean::<BATCH>(self.ages.take(&mut turned)) as u64;
             turns = turns.saturating_sub(BATCH as u64);
         }
         pass
@@ -230,10 +230,16 @@ impl Engine {
         }
     }
 
-    /// Pushes out those of the `MOST` oldest pages that need no copying. Called in signal handlers too.
-    pub(super) fn evict_clean<const MOST: usize>(&self) -> usize {
+    /// Pushes out those of the `MOST` oldest pages that need no copying; for a signal handler, which leaves all others in
+    /// their order to the pager.
+    pub(super) fn evict_oldest_clean<const MOST: usize>(&self) -> usize {
         let mut turned = [0; MOST];
-        let turned = self.ages.take(&mut turned);
+        let is_clean = |page| self.table.load(page).phase() == Phase::Clean;
+        self.evict_clean::<MOST>(self.ages.take_while(&mut turned, is_clean))
+    }
+
+    /// Of pages whose turn it is, pushes out those that need no copying.
+    fn evict_clean<const MOST: usize>(&self, turned: &[u64]) -> usize {
         let (mut leaving, mut count) = ([0; MOST], 0);
         for &page in turned {
             if self.table.claim_leaving_clean(page) {
