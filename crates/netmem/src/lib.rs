@@ -25,8 +25,8 @@ mod paging;
 pub mod request;
 mod types;
 
-pub use types::{BadName, Epoch, Incarnation, Loss, NAME_BYTES_MAX, Name, NodeId, PageHandle, Version};
 pub use paging::{
     BUDGET_BYTES_MIN, EXIT_PAGE_LOST, MemoryStore, PAGE_BYTES, PageError, PageRun, PageStore, PagedRegion, PagingError,
     PagingOptions, PagingStats, StoreError,
 };
+pub use types::{BadName, Epoch, Incarnation, Loss, NAME_BYTES_MAX, Name, NodeId, PageHandle, Version};

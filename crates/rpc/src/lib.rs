@@ -51,5 +51,5 @@ pub use error::{CallError, Failed, Lost, OpenError};
 pub use head::Leaving;
 pub use hub::Rpc;
 pub use line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX};
-pub use server::{Manner, Reply, Request, Serve, ServeError, Server, ServerOptions, Services, StillRunning};
+pub use server::{Deferred, Manner, Reply, Request, Serve, ServeError, Server, ServerOptions, Services, StillRunning};
 pub use service::{Bulk, Completed, Service, TypedCall, TypedPending};

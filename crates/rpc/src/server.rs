@@ -13,8 +13,9 @@ use crate::head::{CallHead, Leaving, Status};
 use crate::hub::Rpc;
 use crate::line::Line;
 use crate::service::Service;
+use crate::stall;
 use connection::{Connection, Next};
-pub use handler::{Manner, Reply, Request, Serve};
+pub use handler::{Deferred, Manner, Reply, Request, Serve};
 use highwire_vi::{
     AcceptError, Allow, CompletionQueue, ListenError, Nic, NicError, QueueHandle, ViId, ViListener, ViOptions,
     WaitError,
@@ -22,7 +23,7 @@ use highwire_vi::{
 use jobs::Jobs;
 use sessions::Sessions;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -133,11 +134,24 @@ struct Inner {
     /// Connections that the polling thread is yet to hear of.
     arrivals: Mutex<Vec<Arc<Connection>>>,
     arrived: AtomicBool,
+    /// Calls that are answered later, and answers to such that the polling thread is to send.
+    deferred: AtomicUsize,
+    finished: Mutex<Vec<Finished>>,
+    has_finished: AtomicBool,
     leaving: AtomicBool,
     /// Everything ends now.
     stop: AtomicBool,
     /// Until when what was begun may go on.
     until: Mutex<Option<Instant>>,
+}
+
+/// The answer to a call that was deferred.
+#[derive(Debug)]
+struct Finished {
+    session: u128,
+    sequence: u64,
+    room: u32,
+    reply: Reply,
 }
 
 impl Rpc {
@@ -161,6 +175,9 @@ impl Rpc {
             queue: queue.handle(),
             arrivals: Mutex::default(),
             arrived: AtomicBool::new(false),
+            deferred: AtomicUsize::new(0),
+            finished: Mutex::default(),
+            has_finished: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             until: Mutex::default(),
@@ -199,7 +216,7 @@ impl Server {
         self.inner.queue.wake();
         let polling = self.threads.remove(0);
         let _ = polling.join();
-        match self.inner.jobs.left() {
+        match self.inner.left() {
             0 => Ok(()),
             calls => Err(StillRunning { calls }),
         }
@@ -226,6 +243,38 @@ impl Drop for Server {
 impl Inner {
     fn is_leaving(&self) -> bool {
         self.leaving.load(SeqCst)
+    }
+
+    /// Calls that were begun and have no answer.
+    fn left(&self) -> usize {
+        self.jobs.left() + self.deferred.load(SeqCst)
+    }
+
+    /// Sends the answer to a call that was deferred.
+    fn finish_deferred(&self, session: u128, sequence: u64, room: u32, mut reply: Reply) {
+        if stall::is_inside() {
+            // A handler has the lock of its connection, which may be this one's too.
+            let finished = Finished { session, sequence, room, reply };
+            self.finished.lock().unwrap_or_else(PoisonError::into_inner).push(finished);
+            self.has_finished.store(true, SeqCst);
+            self.queue.wake();
+        } else {
+            self.sessions.finish(session, sequence, room, &mut reply);
+            self.deferred.fetch_sub(1, SeqCst);
+            if self.is_leaving() {
+                self.queue.wake();
+            }
+        }
+    }
+
+    /// Sends answers that came from within handlers.
+    #[cold]
+    fn send_finished(&self) {
+        let finished = std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner));
+        for Finished { session, sequence, room, mut reply } in finished {
+            self.sessions.finish(session, sequence, room, &mut reply);
+            self.deferred.fetch_sub(1, SeqCst);
+        }
     }
 
     /// Who serves a call, and how.
@@ -271,11 +320,11 @@ impl Inner {
     }
 
     /// Takes calls from all connections.
-    fn poll(&self, mut queue: CompletionQueue) {
+    fn poll(self: &Arc<Inner>, mut queue: CompletionQueue) {
         let mut connections: HashMap<ViId, Arc<Connection>> = HashMap::new();
         let mut last: Option<Arc<Connection>> = None;
         loop {
-            let raised = || self.arrived.load(SeqCst) || self.is_leaving();
+            let raised = || self.arrived.load(SeqCst) || self.has_finished.load(SeqCst) || self.is_leaving();
             let ready = match queue.wait_or(LONG, raised) {
                 Ok(ready) => ready,
                 Err(WaitError::TimedOut(_)) => None,
@@ -299,6 +348,9 @@ impl Inner {
                     last = None;
                 }
             }
+            if self.has_finished.swap(false, SeqCst) {
+                self.send_finished();
+            }
             if self.is_leaving() && self.wind_up(&mut queue, &mut connections) {
                 return;
             }
@@ -307,7 +359,11 @@ impl Inner {
 
     /// False if the connection is over.
     #[inline]
-    fn take_turn(&self, connections: &mut HashMap<ViId, Arc<Connection>>, connection: &Arc<Connection>) -> bool {
+    fn take_turn(
+        self: &Arc<Inner>,
+        connections: &mut HashMap<ViId, Arc<Connection>>,
+        connection: &Arc<Connection>,
+    ) -> bool {
         match connection.turn(self) {
             Next::GoesOn => true,
             Next::Ends(why) => {
@@ -335,15 +391,23 @@ impl Inner {
     }
 
     /// Finishes what was taken, and says so; true when that is done.
-    fn wind_up(&self, queue: &mut CompletionQueue, connections: &mut HashMap<ViId, Arc<Connection>>) -> bool {
+    fn wind_up(
+        self: &Arc<Inner>,
+        queue: &mut CompletionQueue,
+        connections: &mut HashMap<ViId, Arc<Connection>>,
+    ) -> bool {
         let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let over = self.stop.load(SeqCst) || until.is_some_and(|until| until <= Instant::now());
-            if over || self.jobs.left() == 0 {
+            if over || self.left() == 0 {
                 break;
             }
             // Whoever calls meanwhile is told.
-            let ready = queue.wait_or(PARTING, || self.jobs.left() == 0 || self.stop.load(SeqCst));
+            let raised = || self.left() == 0 || self.has_finished.load(SeqCst) || self.stop.load(SeqCst);
+            let ready = queue.wait_or(PARTING, raised);
+            if self.has_finished.swap(false, SeqCst) {
+                self.send_finished();
+            }
             if let Ok(Some(id)) = ready
                 && let Some(connection) = connections.get(&id).cloned()
             {

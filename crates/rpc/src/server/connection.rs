@@ -68,7 +68,7 @@ impl Connection {
     }
 
     /// Takes what has come, for a while.
-    pub(super) fn turn(self: &Arc<Connection>, inner: &Inner) -> Next {
+    pub(super) fn turn(self: &Arc<Connection>, inner: &Arc<Inner>) -> Next {
         let mut link = self.lock();
         for _ in 0..EVENTS_PER_TURN {
             let Some(event) = link.line.next() else {
@@ -98,7 +98,7 @@ impl Connection {
     }
 
     #[cold]
-    fn rare(self: &Arc<Connection>, inner: &Inner, link: &mut Link, head: Head, body: &[u8]) -> Next {
+    fn rare(self: &Arc<Connection>, inner: &Arc<Inner>, link: &mut Link, head: Head, body: &[u8]) -> Next {
         match head {
             Head::Hello { version, window, acknowledged, attempt, incarnation } if link.session.is_none() => {
                 let session = u128::from_le_bytes(std::array::from_fn::<_, SESSION_BYTES, _>(|at| body[at]));
@@ -159,7 +159,7 @@ impl Link {
     fn bulk(
         &mut self,
         connection: &Arc<Connection>,
-        inner: &Inner,
+        inner: &Arc<Inner>,
         control: &[u8],
         token: PayloadToken,
         payload: Payload,
@@ -186,7 +186,7 @@ impl Link {
     fn with_payload(
         &mut self,
         connection: &Arc<Connection>,
-        inner: &Inner,
+        inner: &Arc<Inner>,
         call: CallHead,
         body: &[u8],
         payload: Payload,
@@ -210,7 +210,7 @@ impl Link {
     fn call(
         &mut self,
         connection: &Arc<Connection>,
-        inner: &Inner,
+        inner: &Arc<Inner>,
         call: CallHead,
         arguments: &[u8],
         received: Received,
@@ -252,12 +252,17 @@ impl Link {
                     payload: received,
                     room: call.reply_room,
                     peer: connection.peer,
-                    nic: &inner.nic,
+                    session: *id,
+                    sequence,
+                    server: inner,
                 };
                 let reply = &mut self.reply;
                 let ran = catch_unwind(AssertUnwindSafe(|| stall::inside(|| service.serve(request, reply))));
                 if ran.is_err() {
                     self.reply.fail(Status::Panicked);
+                }
+                if self.reply.is_deferred {
+                    return Next::GoesOn;
                 }
             }
             Ok((service, _)) => {
@@ -285,7 +290,7 @@ impl Link {
     /// A call whose payload comes when there is room for it. It is begun then, not before: should the connection be lost
     /// on the way, it comes again.
     #[cold]
-    fn offer(&mut self, inner: &Inner, call: CallHead, body: &[u8]) -> Next {
+    fn offer(&mut self, inner: &Arc<Inner>, call: CallHead, body: &[u8]) -> Next {
         let Some((body, length)) = body.split_last_chunk::<OFFER_BYTES>() else {
             return Next::Ends(Some(Leaving::Malformed));
         };
@@ -320,7 +325,7 @@ impl Link {
     #[inline]
     pub(super) fn answer(&mut self, sequence: u64, room: u32, beside_session: bool) {
         self.reply.check(room);
-        let Reply { message, body, payload, status } = &mut self.reply;
+        let Reply { message, body, payload, status, .. } = &mut self.reply;
         let head = ReplyHead { sequence, status: *status, body: *body as u16, frames: self.granted };
         message[..HEAD_BYTES].copy_from_slice(&Head::Reply(head).encode());
         let message = &message[..HEAD_BYTES + *body];

@@ -1,11 +1,14 @@
 //! What a handler is given, and what it gives.
 
+use super::Inner;
 use crate::head::{HEAD_BYTES, Status};
 use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX};
 use highwire_vi::{Buffer, Frozen, Nic, Payload, PeerId, Segment, SharedBuffer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 /// A service: what its methods do.
 pub trait Serve: Send + Sync + 'static {
@@ -49,7 +52,9 @@ pub struct Request<'a> {
     pub(super) payload: Received,
     pub(super) room: u32,
     pub(super) peer: PeerId,
-    pub(super) nic: &'a Nic,
+    pub(super) session: u128,
+    pub(super) sequence: u64,
+    pub(super) server: &'a Arc<Inner>,
 }
 
 /// The payload of a call.
@@ -115,7 +120,49 @@ impl Request<'_> {
 
     /// The server's interface, for buffers.
     pub fn nic(&self) -> &Nic {
-        self.nic
+        &self.server.nic
+    }
+
+    /// Answers later, from any thread: what is in `reply` is not sent. The handler returns at once and occupies nobody.
+    pub fn defer(&self, reply: &mut Reply) -> Deferred {
+        reply.is_deferred = true;
+        self.server.deferred.fetch_add(1, SeqCst);
+        let Request { session, sequence, room, .. } = *self;
+        Deferred { server: self.server.clone(), session, sequence, room, is_answered: false }
+    }
+}
+
+/// A call that is answered later. Dropped without an answer, its caller hears that the handler failed.
+#[derive(Debug)]
+pub struct Deferred {
+    server: Arc<Inner>,
+    session: u128,
+    sequence: u64,
+    room: u32,
+    is_answered: bool,
+}
+
+impl Deferred {
+    /// Answers with what `make` puts into the reply.
+    pub fn answer(mut self, make: impl FnOnce(&mut Reply)) {
+        self.is_answered = true;
+        let mut reply = Reply::default();
+        make(&mut reply);
+        self.send(reply);
+    }
+
+    fn send(&self, reply: Reply) {
+        self.server.finish_deferred(self.session, self.sequence, self.room, reply);
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            let mut reply = Reply::default();
+            reply.fail(Status::Panicked);
+            self.send(reply);
+        }
     }
 }
 
@@ -127,11 +174,19 @@ pub struct Reply {
     pub(super) body: usize,
     pub(super) payload: Payload,
     pub(super) status: Status,
+    /// It is made later, elsewhere.
+    pub(super) is_deferred: bool,
 }
 
 impl Default for Reply {
     fn default() -> Reply {
-        Reply { message: vec![0; HEAD_BYTES + BODY_BYTES_MAX], body: 0, payload: Payload::None, status: Status::Done }
+        Reply {
+            message: vec![0; HEAD_BYTES + BODY_BYTES_MAX],
+            body: 0,
+            payload: Payload::None,
+            status: Status::Done,
+            is_deferred: false,
+        }
     }
 }
 
@@ -197,7 +252,7 @@ impl Reply {
     }
 
     pub(super) fn clear(&mut self) {
-        (self.status, self.body) = (Status::Done, 0);
+        (self.status, self.body, self.is_deferred) = (Status::Done, 0, false);
         self.payload = Payload::None;
     }
 

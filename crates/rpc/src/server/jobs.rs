@@ -78,7 +78,7 @@ impl Jobs {
     }
 
     /// What a thread of the pool does.
-    pub(super) fn work(&self, inner: &Inner) {
+    pub(super) fn work(&self, inner: &Arc<Inner>) {
         let mut reply = Reply::default();
         loop {
             let mut state = self.state();
@@ -105,7 +105,7 @@ impl Jobs {
     }
 }
 
-fn run(inner: &Inner, job: Job, reply: &mut Reply) {
+fn run(inner: &Arc<Inner>, job: Job, reply: &mut Reply) {
     let Job { session, call, deadline, service, arguments, received, peer } = job;
     reply.clear();
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -119,10 +119,15 @@ fn run(inner: &Inner, job: Job, reply: &mut Reply) {
             payload: received,
             room: call.reply_room,
             peer,
-            nic: &inner.nic,
+            session,
+            sequence: call.sequence,
+            server: inner,
         };
         if catch_unwind(AssertUnwindSafe(|| service.serve(request, reply))).is_err() {
             reply.fail(Status::Panicked);
+        }
+        if reply.is_deferred {
+            return;
         }
     }
     inner.sessions.finish(session, call.sequence, call.reply_room, reply);
