@@ -14,8 +14,12 @@ pub use highwire_adapter as adapter;
 pub use highwire_adapter::{Driver, KeyFileError, WireConfig, create_key, read_key};
 pub use highwire_link::{Impairments, Recording, RecordingError, RecordingOptions, UdpOptions};
 pub use highwire_mem::{Ticks, ticks, ticks_per_second};
+/// The memory of other nodes as a store, and regions larger than the memory they may use.
+pub use highwire_netmem as netmem;
 pub use highwire_proto::{ClusterKey, Fingerprint, Keys, PacketSize, Speculation};
 pub use highwire_pulse::Pulse;
+/// Calls, on this host and between hosts.
+pub use highwire_rpc as rpc;
 /// How a stream stands: see [`Stream::state`].
 pub use highwire_sock::State as StreamState;
 #[cfg(feature = "tokio")]

@@ -384,6 +384,8 @@ impl Client {
 fn node_of(ask: &Ask) -> Option<Incarnation> {
     match ask {
         Ask::WritePage { page, .. } | Ask::ReadPage { page, .. } => Some(page.incarnation),
+        Ask::WritePages { pages, .. } => pages.first().map(|(page, _)| page.incarnation),
+        Ask::ReadPages { pages } => pages.first().map(|page| page.incarnation),
         Ask::FreePages { pages, .. } => pages.first().map(|page| page.incarnation),
         _ => None,
     }

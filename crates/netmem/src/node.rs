@@ -17,6 +17,7 @@ mod replicate;
 mod store;
 
 pub use config::Config;
+pub(crate) use paged::next_version;
 
 use crate::coordinator::{CoordinatorAnswer, CoordinatorRequest};
 use crate::donation::Donation;
@@ -116,6 +117,11 @@ impl Node {
             reported: Epoch(0),
             sweep_at: 0,
         }
+    }
+
+    /// Where others reach it, before it has asked to be let in.
+    pub fn set_address(&mut self, address: String) {
+        self.address = address;
     }
 
     /// Its life, while it is in one.
@@ -318,6 +324,10 @@ impl Node {
                 return plain(self.paged.write((&mut self.store, now), owner, page, at, version, body)?);
             }
             Ask::ReadPage { page, at, length } => return Paged::read(&self.store, page, at, length).map(Some),
+            Ask::WritePages { owner, pages } => {
+                return plain(self.paged.write_all(at, owner, &pages, body)?);
+            }
+            Ask::ReadPages { pages } => return Paged::read_all(&self.store, &self.config, &pages).map(Some),
             Ask::FreePages { owner, pages } => return plain(self.paged.free(&mut self.store, now, owner, &pages)?),
             Ask::RenewOwner { owner, lease_ns } => {
                 return plain(self.paged.renew(&mut self.store, &self.config, now, owner, lease_ns)?);

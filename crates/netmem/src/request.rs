@@ -104,6 +104,19 @@ pub enum Ask {
         /// How many bytes.
         length: u16,
     },
+    /// Writes the body into whole pages, one after the other, of a node's own life. A page that has the version after
+    /// the one given was written by an earlier attempt at the same request, and is passed over.
+    WritePages {
+        /// Whose they are.
+        owner: u64,
+        /// The pages, each with its version before.
+        pages: Vec<(PageHandle, u32)>,
+    },
+    /// Reads whole pages: the body of the answer.
+    ReadPages {
+        /// The pages.
+        pages: Vec<PageHandle>,
+    },
     /// Frees pages.
     FreePages {
         /// Whose they are.

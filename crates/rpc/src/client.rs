@@ -262,6 +262,11 @@ impl Client {
         &self.shared.address
     }
 
+    /// Who is at the other end, while it is connected.
+    pub fn peer(&self) -> Option<highwire_vi::PeerId> {
+        self.shared.lock().line.as_ref().map(Line::peer)
+    }
+
     /// The interface that it goes by, for buffers.
     pub fn rpc(&self) -> Rpc {
         Rpc::of(self.shared.hub.clone())

@@ -6,8 +6,8 @@
 
 use crate::head::{HEAD_BYTES, Head, OFFER_BYTES};
 use highwire_vi::{
-    Buffer, CONTROL_BYTES_MAX, Completion, Control, Failure, Message, Nic, Operation, Payload, PayloadToken, PostError,
-    QUIET, Receive, Region, RegionError, Vi, Watch,
+    Buffer, CONTROL_BYTES_MAX, Completion, Control, Failure, Message, Nic, Operation, Payload, PayloadToken, PeerId,
+    PostError, QUIET, Receive, Region, RegionError, Vi, Watch,
 };
 use std::collections::VecDeque;
 
@@ -69,6 +69,10 @@ impl Line {
 
     pub(crate) fn watch(&self) -> &Watch {
         &self.watch
+    }
+
+    pub(crate) fn peer(&self) -> PeerId {
+        self.vi.peer()
     }
 
     /// Why it is over.

@@ -85,6 +85,45 @@ impl Paged {
         Ok((Answer::Page { version }, bytes))
     }
 
+    /// Writes whole pages. All of them, or none but those that an earlier attempt wrote.
+    pub(crate) fn write_all(
+        &mut self,
+        (store, config, now): (&mut Store, &Config, u64),
+        owner: u64,
+        pages: &[(PageHandle, u32)],
+        bytes: &[u8],
+    ) -> Result<Answer, Refusal> {
+        check_count(config, pages.len())?;
+        if bytes.len() != pages.len() * PAGE_BYTES {
+            return Err(Refusal::OutOfPage { at: 0, length: bytes.len() as u64 });
+        }
+        let mut due = Vec::with_capacity(pages.len());
+        for (page, expected) in pages {
+            self.check(store, now, owner, *page)?;
+            let found = store.donation.version(*page).map_err(|_| Refusal::NoPage { page: *page })?;
+            if found != *expected && found != next_version(*expected) {
+                return Err(Refusal::PageVersion { found, expected: *expected });
+            }
+            due.push(found == *expected);
+        }
+        for (((page, _), content), due) in pages.iter().zip(bytes.chunks(PAGE_BYTES)).zip(due) {
+            if due {
+                store.donation.write(*page, 0, content).map_err(|_| Refusal::NoPage { page: *page })?;
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Whoever has the handles may read.
+    pub(crate) fn read_all(store: &Store, config: &Config, pages: &[PageHandle]) -> Result<(Answer, Vec<u8>), Refusal> {
+        check_count(config, pages.len())?;
+        let mut bytes = vec![0; pages.len() * PAGE_BYTES];
+        for (page, into) in pages.iter().zip(bytes.chunks_mut(PAGE_BYTES)) {
+            store.donation.read(*page, 0, into).map_err(|_| Refusal::NoPage { page: *page })?;
+        }
+        Ok((Answer::Done, bytes))
+    }
+
     pub(crate) fn free(
         &mut self,
         store: &mut Store,
@@ -137,6 +176,15 @@ impl Paged {
         let state = self.owners.get(&owner).ok_or(Refusal::NoOwner { owner })?;
         if state.pages.contains(&page) { Ok(()) } else { Err(Refusal::NoPage { page }) }
     }
+}
+
+/// The version of a page after it was written once more.
+pub(crate) fn next_version(version: u32) -> u32 {
+    version.wrapping_add(1) & (u32::MAX >> 1)
+}
+
+fn check_count(config: &Config, pages: usize) -> Result<(), Refusal> {
+    if pages <= config.take_max as usize { Ok(()) } else { Err(Refusal::TooMany { most: config.take_max.into() }) }
 }
 
 fn check_range(at: u16, length: u64) -> Result<(), Refusal> {

@@ -241,6 +241,11 @@ impl Reply {
         self.fail(Status::UnknownMethod);
     }
 
+    /// The server cannot do it now; the caller may try again.
+    pub fn fail_busy(&mut self) {
+        self.fail(Status::Busy);
+    }
+
     /// The arguments are not those of the method.
     pub fn bad_arguments(&mut self) {
         self.fail(Status::BadArguments);

@@ -1,0 +1,480 @@
+//! A node at work: its state behind calls, and the thread that carries what it wants sent.
+//!
+//! ```text
+//!  calls ──▶ Handler (runs where calls arrive) ──▶ Node ──▶ outputs ──▶ answers, at once or deferred
+//!                                                   ▲                └▶ to other nodes and the coordinator
+//!                                                   └──── their answers ◀──── carrier thread
+//! ```
+
+use crate::coordinator::{self, Coordinator, CoordinatorRequest};
+use crate::donation::{Donation, DonationError, PAGE_BYTES};
+use crate::exchange::{
+    self, CHANGE, COORDINATOR, DONATION, Frames, HereItIs, LOOK, PEER, SERVICE, VERSION, boot_ns, random, reachable,
+    ways,
+};
+use crate::map::mix;
+use crate::node::{self, Node, Output};
+use crate::request::{Figures, PeerRequest, Request as Asked};
+use crate::types::{Incarnation, NodeId};
+use highwire_rpc::{
+    CallError, Client, ClientOptions, Deferred, Manner, Reply, Request, Rpc, Serve, ServeError, Server, ServerOptions,
+    Services,
+};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// What a node is started with.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Bytes that it donates. They are taken from the machine as they are used.
+    pub memory_bytes: u64,
+    /// Its name: it keeps its part of the objects when it starts again under the same one.
+    pub name: String,
+    /// Where it listens: `shm:NAME`, `udp:HOST:PORT`, or several.
+    pub listen: Vec<String>,
+    /// Where the coordinator is; `None`: it is this one.
+    pub coordinator: Option<String>,
+    /// Limits of the node.
+    pub node: node::Config,
+    /// Habits of the coordinator, if it is this one.
+    pub coordinating: coordinator::Config,
+    /// How calls are served.
+    pub server: ServerOptions,
+}
+
+impl NodeOptions {
+    /// A node that coordinates itself.
+    pub fn new(memory_bytes: u64, listen: &str) -> NodeOptions {
+        NodeOptions {
+            memory_bytes,
+            name: listen.to_owned(),
+            listen: vec![listen.to_owned()],
+            coordinator: None,
+            node: node::Config { object_bytes_max: OBJECT_BYTES_MAX, ..node::Config::default() },
+            coordinating: coordinator::Config { alone: true, ..coordinator::Config::default() },
+            server: ServerOptions { request_bytes_max: OBJECT_BYTES_MAX as u32, ..ServerOptions::default() },
+        }
+    }
+}
+
+/// Why a node could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The memory could not be had.
+    #[error(transparent)]
+    Donation(#[from] DonationError),
+    /// It cannot listen.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// It has no address.
+    #[error("a node needs an address to listen at: shm:NAME or udp:HOST:PORT")]
+    NoAddress,
+    /// A thread could not be started, or a descriptor not be had.
+    #[error("the node could not be started: {0}; is a limit (ulimit -n, -u) exhausted?")]
+    Io(#[from] io::Error),
+}
+
+/// A node that serves. Dropped, it is gone at once, and all that it holds.
+#[derive(Debug)]
+pub struct NodeServer {
+    shared: Arc<Shared>,
+    servers: Vec<Server>,
+    addresses: Vec<String>,
+    carrier: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    rpc: Rpc,
+    frames: Frames,
+    node: Mutex<Node>,
+    coordinator: Option<Mutex<Coordinator>>,
+    /// Where the coordinator is, if it is another's.
+    elsewhere: Option<String>,
+    /// Its memory, for readers of this host.
+    readable: OwnedFd,
+    readable_bytes: u64,
+    deferred: Mutex<HashMap<u64, Deferred>>,
+    tokens: AtomicU64,
+    outbox: Mutex<VecDeque<Output>>,
+    /// The carrier is to look at the outbox and the clock.
+    woken: Condvar,
+    stop: AtomicBool,
+}
+
+/// What became of a node that was to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaveReport {
+    /// Whether all of its objects are with other nodes now.
+    pub handed_over: bool,
+    /// Objects that were on it and are gone.
+    pub objects_lost: u64,
+    /// Pages of paged regions that were on it and are gone.
+    pub pages_lost: u32,
+}
+
+impl NodeServer {
+    /// Starts a node, by way of this interface.
+    pub fn start(rpc: &Rpc, options: NodeOptions) -> Result<NodeServer, StartError> {
+        if options.listen.is_empty() {
+            return Err(StartError::NoAddress);
+        }
+        let donation = Donation::create(options.memory_bytes.div_ceil(PAGE_BYTES as u64))?;
+        let (readable, readable_bytes) = donation.to_read()?;
+        let now = boot_ns();
+        let coordinator = options.coordinator.is_none().then(|| {
+            let real = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            Mutex::new(Coordinator::new(options.coordinating.clone(), now, real.as_nanos() as u64, random()))
+        });
+        let id = NodeId(options.name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| mix(hash ^ u64::from(byte))));
+        // It is told where it listens once that is known.
+        let node = Node::new(id, String::new(), donation, options.node.clone(), random());
+        let shared = Arc::new(Shared {
+            rpc: rpc.clone(),
+            frames: Frames::new(rpc.nic()),
+            node: Mutex::new(node),
+            coordinator,
+            elsewhere: options.coordinator.clone(),
+            readable,
+            readable_bytes,
+            deferred: Mutex::default(),
+            tokens: AtomicU64::new(1),
+            outbox: Mutex::default(),
+            woken: Condvar::new(),
+            stop: AtomicBool::new(false),
+        });
+        let mut servers = Vec::new();
+        for address in &options.listen {
+            let services = Services::new().with(SERVICE, VERSION, Handler(shared.clone()));
+            servers.push(rpc.serve_with(address, services, options.server.clone())?);
+        }
+        let addresses: Vec<String> = servers.iter().map(|server| server.address().to_owned()).collect();
+        shared.node().set_address(ways(&addresses));
+        let carrying = shared.clone();
+        let carrier = std::thread::Builder::new().name("highwire-node".into()).spawn(move || carrying.carry())?;
+        Ok(NodeServer { shared, servers, addresses, carrier: Some(carrier) })
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// How full it is.
+    pub fn figures(&self) -> Figures {
+        self.shared.node().figures()
+    }
+
+    /// Its life, while the coordinator has let it in.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.shared.node().incarnation()
+    }
+
+    /// Waits until the coordinator has let it in; false if that took too long.
+    pub fn wait_until_in(&self, timeout: Duration) -> bool {
+        let deadline = highwire_mem::deadline(timeout);
+        while self.incarnation().is_none() {
+            if std::time::Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    /// Hands its objects over to the other nodes, and ends.
+    pub fn leave(mut self, timeout: Duration) -> LeaveReport {
+        let deadline = highwire_mem::deadline(timeout);
+        let before = self.figures();
+        let mut node = self.shared.node();
+        node.leave(boot_ns());
+        let alone = node.map().is_none_or(|map| map.nodes.len() < 2);
+        drop(node);
+        self.shared.pump();
+        let mut left = false;
+        while !alone && !left && std::time::Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+            left = self.shared.node().has_left();
+        }
+        let figures = if left { Figures::default() } else { self.figures() };
+        for server in self.servers.drain(..) {
+            let _ = server.leave(PARTING);
+        }
+        LeaveReport { handed_over: left, objects_lost: figures.objects, pages_lost: before.paged_pages }
+    }
+}
+
+impl Drop for NodeServer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.wake();
+        self.servers.clear();
+        if let Some(carrier) = self.carrier.take() {
+            let _ = carrier.join();
+        }
+        // Whoever waits for an answer hears that there will be none.
+        let deferred = std::mem::take(&mut *lock(&self.shared.deferred));
+        drop(deferred);
+    }
+}
+
+/// Runs where calls arrive: nothing in it blocks.
+struct Handler(Arc<Shared>);
+
+impl Serve for Handler {
+    fn manner(&self, method: u16) -> Option<Manner> {
+        match method {
+            CHANGE | PEER => Some(Manner::default().quick()),
+            LOOK | COORDINATOR | DONATION => Some(Manner::default().quick().repeatable()),
+            _ => None,
+        }
+    }
+
+    fn serve(&self, request: Request<'_>, reply: &mut Reply) {
+        match request.method() {
+            CHANGE | LOOK => self.0.asked(request, reply),
+            PEER => match request.decode::<PeerRequest>() {
+                Some(asked) => {
+                    let answer = self.0.node().handle_peer(boot_ns(), asked, request.payload());
+                    self.0.give(reply, &answer);
+                    self.0.pump();
+                }
+                None => reply.bad_arguments(),
+            },
+            COORDINATOR => match (request.decode::<CoordinatorRequest>(), &self.0.coordinator) {
+                (Some(asked), Some(coordinator)) => {
+                    let answer = lock(coordinator).handle(boot_ns(), asked);
+                    self.0.give(reply, &answer);
+                }
+                (None, _) => reply.bad_arguments(),
+                (_, None) => reply.unknown_method(),
+            },
+            DONATION => {
+                let here = HereItIs { descriptor: self.0.readable.as_raw_fd(), bytes: self.0.readable_bytes };
+                self.0.give(reply, &here);
+            }
+            _ => reply.unknown_method(),
+        }
+    }
+}
+
+impl Shared {
+    fn node(&self) -> MutexGuard<'_, Node> {
+        lock(&self.node)
+    }
+
+    fn give<A: serde::Serialize>(&self, reply: &mut Reply, answer: &A) {
+        if exchange::answer(&self.frames, reply, answer, &[]).is_none() {
+            reply.fail_busy();
+        }
+    }
+
+    fn asked(self: &Arc<Shared>, request: Request<'_>, reply: &mut Reply) {
+        let Some(asked) = request.decode::<Asked>() else { return reply.bad_arguments() };
+        let token = self.tokens.fetch_add(1, SeqCst);
+        let mut node = self.node();
+        let epoch = asked.epoch;
+        node.handle_request(boot_ns(), token, asked, request.payload());
+        node.hint(boot_ns(), epoch);
+        let mut answered = false;
+        let mut others = false;
+        while let Some(output) = node.poll_output() {
+            match output {
+                Output::Answer { token: of, answer, body } if of == token => {
+                    if exchange::answer(&self.frames, reply, &answer, &body).is_none() {
+                        reply.fail_busy();
+                    }
+                    answered = true;
+                }
+                output => {
+                    lock(&self.outbox).push_back(output);
+                    others = true;
+                }
+            }
+        }
+        if !answered {
+            // While the node is locked: its answer cannot come before it is known whose it is.
+            lock(&self.deferred).insert(token, request.defer(reply));
+        }
+        drop(node);
+        if others {
+            self.wake();
+        }
+    }
+
+    /// Takes out what the node wants sent, for the carrier.
+    fn pump(&self) {
+        let mut node = self.node();
+        let mut outbox = lock(&self.outbox);
+        let before = outbox.len();
+        while let Some(output) = node.poll_output() {
+            outbox.push_back(output);
+        }
+        let some = outbox.len() > before;
+        drop((outbox, node));
+        if some {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        drop(lock(&self.outbox));
+        self.woken.notify_all();
+    }
+
+    /// Carries what the node wants sent, and tells it the time.
+    fn carry(self: &Arc<Shared>) {
+        let mut links = Links::default();
+        while !self.stop.load(SeqCst) {
+            let now = boot_ns();
+            if let Some(coordinator) = &self.coordinator {
+                lock(coordinator).handle_timeout(now);
+            }
+            let mut node = self.node();
+            node.handle_timeout(now);
+            let next = node.next_timeout();
+            drop(node);
+            self.pump();
+            let outputs = std::mem::take(&mut *lock(&self.outbox));
+            if outputs.is_empty() {
+                let wait = Duration::from_nanos(next.saturating_sub(boot_ns())).clamp(SHORTEST, LONGEST);
+                let outbox = lock(&self.outbox);
+                if outbox.is_empty() && !self.stop.load(SeqCst) {
+                    drop(self.woken.wait_timeout(outbox, wait));
+                }
+                continue;
+            }
+            for output in outputs {
+                self.send(&mut links, output);
+            }
+        }
+    }
+
+    fn send(self: &Arc<Shared>, links: &mut Links, output: Output) {
+        match output {
+            Output::Answer { token, answer, body } => {
+                let Some(deferred) = lock(&self.deferred).remove(&token) else { return };
+                deferred.answer(|reply| {
+                    if exchange::answer(&self.frames, reply, &answer, &body).is_none() {
+                        reply.fail_busy();
+                    }
+                });
+            }
+            Output::Coordinator { ticket, request } => match (&self.coordinator, &self.elsewhere) {
+                (Some(coordinator), _) => {
+                    let answer = lock(coordinator).handle(boot_ns(), request);
+                    self.node().handle_coordinator(boot_ns(), ticket, answer);
+                }
+                (None, Some(address)) => {
+                    let Some(client) = links.to(&self.rpc, address) else { return };
+                    // A map is long, and the coordinator may be slow: nobody waits for it here.
+                    let shared = self.clone();
+                    let asked = std::thread::Builder::new().name("highwire-renew".into()).spawn(move || {
+                        let (answer, _) = exchange::ask(&client, &shared.frames, &request, None, MAP_BYTES, PATIENCE);
+                        if let Ok(answered) = answer {
+                            shared.node().handle_coordinator(boot_ns(), ticket, answered.answer);
+                            shared.pump();
+                        }
+                        shared.wake();
+                    });
+                    drop(asked);
+                }
+                (None, None) => {}
+            },
+            Output::Peer { ticket, request, body } => {
+                let address =
+                    self.node().map().and_then(|map| map.member(request.to)).map(|member| member.address.clone());
+                let Some(client) = address.and_then(|address| links.to(&self.rpc, &address)) else { return };
+                self.send_to_peer(&client, ticket, &request, &body);
+            }
+        }
+    }
+
+    /// Many are on their way at once: their answers come by continuation.
+    fn send_to_peer(self: &Arc<Shared>, client: &Client, ticket: u64, request: &PeerRequest, body: &[u8]) {
+        let Ok(arguments) = postcard::to_allocvec(request) else { return };
+        let method = highwire_rpc::Method { service: SERVICE, version: VERSION, method: PEER };
+        let mut call = client.call(method).arguments(&arguments).deadline(PATIENCE);
+        if !body.is_empty() {
+            let Some(buffer) = self.frames.filled(body) else { return };
+            call = call.payload(buffer);
+        }
+        let shared = self.clone();
+        call.then(move |outcome| {
+            let answer = outcome.ok().and_then(|answer| exchange::decode_short(&answer.body));
+            if let Some(answer) = answer {
+                shared.node().handle_peer_answer(boot_ns(), ticket, answer);
+                shared.pump();
+            }
+        });
+    }
+}
+
+/// Connections to other nodes and to the coordinator.
+#[derive(Debug, Default)]
+struct Links {
+    clients: HashMap<String, Client>,
+}
+
+impl Links {
+    /// The client of whoever is reached by one of these ways; `None` if nobody answers. It is asked again later anyway.
+    fn to(&mut self, rpc: &Rpc, ways: &str) -> Option<Client> {
+        if let Some(client) = self.clients.get(ways) {
+            return Some(client.clone());
+        }
+        let options = ClientOptions {
+            connect_timeout: Duration::from_millis(500),
+            reconnect_for: Duration::from_millis(500),
+            ..ClientOptions::default()
+        };
+        let client = connect(rpc, ways, &options).ok()?;
+        self.clients.insert(ways.to_owned(), client.clone());
+        Some(client)
+    }
+}
+
+/// Connects by the first of these ways that leads anywhere.
+pub(crate) fn connect(
+    rpc: &Rpc,
+    ways: &str,
+    options: &ClientOptions,
+) -> Result<Client, Option<highwire_rpc::OpenError>> {
+    let mut last = None;
+    for address in reachable(ways) {
+        match rpc.connect_with(&address, options.clone()) {
+            Ok(client) => return Ok(client),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last)
+}
+
+/// Whether a call that failed with this cannot have reached the handler.
+pub(crate) fn never_ran(error: &CallError) -> bool {
+    matches!(
+        error,
+        CallError::NotSent(_)
+            | CallError::ServerLeaving
+            | CallError::ServerBusy
+            | CallError::TooLate
+            | CallError::Cancelled
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The largest object of a node that was told nothing else.
+pub const OBJECT_BYTES_MAX: u64 = 1 << 30;
+/// Room for a map that is as long as most.
+pub(crate) const MAP_BYTES: usize = 64 << 10;
+const PATIENCE: Duration = Duration::from_secs(2);
+const PARTING: Duration = Duration::from_millis(500);
+const SHORTEST: Duration = Duration::from_micros(100);
+const LONGEST: Duration = Duration::from_secs(1);

@@ -1,0 +1,234 @@
+//! Nodes, a coordinator and clients, by way of real calls.
+
+use highwire_adapter::{UdpWire, WireConfig};
+use highwire_netmem::request::{Expect, Refusal};
+use highwire_netmem::{Keep, Memory, MemoryError, MemoryOptions, NodeOptions, NodeServer, PagingOptions};
+use highwire_proto::{ClusterKey, Keys};
+use highwire_rpc::Rpc;
+use highwire_vi::{Config, Nic};
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A place of its own for the names of one test.
+struct Stage(TempDir);
+
+impl Stage {
+    fn new() -> Stage {
+        Stage(tempfile::tempdir().unwrap())
+    }
+
+    /// An interface, as one process has it.
+    fn rpc(&self) -> Rpc {
+        let config = Config { runtime_dir: Some(self.0.path().to_owned()), ..Config::default() };
+        let keys = Keys::new(ClusterKey::from_random([7; 32]));
+        let wire = Arc::new(UdpWire::new(WireConfig { keys, ..WireConfig::default() }));
+        Rpc::new(&Nic::with_wire(config, wire).unwrap()).unwrap()
+    }
+
+    fn node(&self, name: &str, bytes: u64, change: impl FnOnce(&mut NodeOptions)) -> NodeServer {
+        let mut options = NodeOptions::new(bytes, &format!("shm:{name}"));
+        change(&mut options);
+        let node = NodeServer::start(&self.rpc(), options).unwrap();
+        assert!(node.wait_until_in(Duration::from_secs(10)), "the coordinator lets nobody in");
+        node
+    }
+
+    fn memory(&self, address: &str) -> Memory {
+        Memory::connect(&self.rpc(), address, MemoryOptions::default()).unwrap()
+    }
+}
+
+/// Waits until every node leads its part, and nothing is on its way.
+fn settle(memory: &Memory, nodes: usize) {
+    let copies = |map: &highwire_netmem::map::Map| usize::from(map.copies).min(nodes);
+    for _ in 0..2000 {
+        let seen = memory.nodes().unwrap().len();
+        let map = memory.map().unwrap();
+        let whole = |bucket: &highwire_netmem::map::Bucket| {
+            bucket.owners.len() == copies(&map) && bucket.owners.iter().all(|owner| owner.full)
+        };
+        let leads = |node: &highwire_netmem::map::Member| {
+            map.buckets
+                .iter()
+                .any(|bucket| bucket.owners.first().is_some_and(|owner| owner.incarnation == node.incarnation))
+        };
+        if seen == nodes && map.nodes.iter().all(leads) && map.buckets.iter().all(whole) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("the nodes do not settle");
+}
+
+fn content(seed: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (seed.wrapping_mul(31).wrapping_add(at as u64 * 7) >> 2) as u8).collect()
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn objects_are_put_got_listed_renewed_and_removed() {
+    let stage = Stage::new();
+    let node = stage.node("one", 64 * MIB, |options| options.listen.push("udp:127.0.0.1:0".into()));
+    for address in node.addresses() {
+        let memory = stage.memory(address);
+        for (seed, bytes) in [0, 1, 4095, 4096, 4097, 100_000, 5_000_000].into_iter().enumerate() {
+            let (name, content) = (format!("{address} {bytes}"), content(seed as u64, bytes));
+            let version = memory.put(&name, &content, Keep::default()).unwrap();
+            for _ in 0..3 {
+                assert!(memory.get(&name).unwrap() == content, "{name}");
+            }
+            let stat = memory.stat(&name).unwrap();
+            assert_eq!((stat.length, stat.version, stat.pinned), (bytes as u64, version, false));
+        }
+        let listed = memory.list(address, |_, _| {}).unwrap();
+        assert_eq!(listed.len(), 7);
+        let name = format!("{address} 1");
+        let version = memory.stat(&name).unwrap().version;
+        let keep = Keep { only_if: Some(Expect::Absent), ..Keep::default() };
+        let refused = memory.put(&name, b"other", keep).unwrap_err();
+        assert!(matches!(refused.refusal(), Some(Refusal::Unexpected { found: Some(found) }) if *found == version));
+        memory.renew(&name, Duration::from_secs(5)).unwrap();
+        assert!(memory.stat(&name).unwrap().lease_left_ns <= 5_000_000_000);
+        assert!(memory.remove(&name, None).unwrap());
+        assert!(!memory.remove(&name, None).unwrap());
+        let gone = memory.get(&name).unwrap_err();
+        assert!(matches!(gone.refusal(), Some(Refusal::NotFound { lost: None })), "{gone}");
+    }
+}
+
+#[test]
+fn a_paged_region_is_read_and_written_beyond_its_budget() {
+    let stage = Stage::new();
+    let node = stage.node("one", 64 * MIB, |options| options.listen.push("udp:127.0.0.1:0".into()));
+    for address in node.addresses() {
+        let memory = stage.memory(address);
+        let region = memory.paged_region(16 * MIB, PagingOptions::new(4 * MIB)).unwrap();
+        let pieces = 16 * MIB / 65_536;
+        for piece in 0..pieces {
+            region.write_at(piece * 65_536, &content(piece, 65_536)).unwrap();
+        }
+        let mut back = vec![0; 65_536];
+        for piece in 0..pieces {
+            let piece = piece * 37 % pieces;
+            region.read_at(piece * 65_536, &mut back).unwrap();
+            assert!(back == content(piece, 65_536), "piece {piece} over {address}");
+        }
+        // The memory itself.
+        let bytes = region.bytes();
+        for page in 0..4096u64 {
+            let at = (page * 1657 % 4096 * 4096) as usize;
+            let expected = content(at as u64 / 65_536, 65_536)[at % 65_536];
+            assert_eq!(bytes[at].load(std::sync::atomic::Ordering::Relaxed), expected, "{at} over {address}");
+        }
+        assert!(region.stats().fetched > 0 && node.figures().paged_pages > 0);
+        drop(region);
+        assert_eq!(node.figures().paged_pages, 0, "they are free again");
+    }
+}
+
+#[test]
+fn a_node_that_is_lost_takes_what_it_had_with_it_and_that_is_said() {
+    let stage = Stage::new();
+    let first = stage.node("first", 16 * MIB, |_| {});
+    let second = stage.node("second", 16 * MIB, |options| options.coordinator = Some("shm:first".into()));
+    let memory = stage.memory("shm:first");
+    settle(&memory, 2);
+    let names: Vec<String> = (0..40).map(|number| format!("object {number}")).collect();
+    for name in &names {
+        memory.put(name, name.as_bytes(), Keep::default()).unwrap();
+    }
+    assert!(second.figures().objects > 0 && first.figures().objects > 0, "they are spread");
+    let region = memory.paged_region(8 * MIB, PagingOptions::new(MIB)).unwrap();
+    region.write_at(0, &vec![9; 8 * MIB as usize]).unwrap();
+    region.flush().unwrap();
+    drop(second);
+    let (mut kept, mut lost) = (0, 0);
+    for name in &names {
+        match memory.get(name) {
+            Ok(content) => {
+                assert_eq!(content, name.as_bytes());
+                kept += 1;
+            }
+            Err(error) => {
+                assert!(matches!(error.refusal(), Some(Refusal::NotFound { lost: Some(_) })), "{error}");
+                lost += 1;
+            }
+        }
+    }
+    assert!(kept > 0 && lost > 0, "{kept} kept, {lost} lost");
+    let mut page = [0; 4096];
+    let outcomes: Vec<_> = (0..2048).map(|at| region.read_at(at * 4096, &mut page)).collect();
+    assert!(outcomes.iter().any(Result::is_ok) && outcomes.iter().any(Result::is_err));
+}
+
+#[test]
+fn two_copies_survive_the_loss_of_a_node() {
+    let stage = Stage::new();
+    let _first = stage.node("first", 16 * MIB, |options| options.coordinating.copies = 2);
+    let second = stage.node("second", 16 * MIB, |options| options.coordinator = Some("shm:first".into()));
+    let memory = stage.memory("shm:first");
+    settle(&memory, 2);
+    for number in 0..40 {
+        memory.put(&format!("object {number}"), &content(number, 10_000), Keep::default()).unwrap();
+    }
+    drop(second);
+    for number in 0..40 {
+        assert!(memory.get(&format!("object {number}")).unwrap() == content(number, 10_000), "object {number}");
+    }
+}
+
+#[test]
+fn a_node_that_leaves_hands_its_objects_over() {
+    let stage = Stage::new();
+    let _first = stage.node("first", 16 * MIB, |_| {});
+    let second = stage.node("second", 16 * MIB, |options| options.coordinator = Some("shm:first".into()));
+    let memory = stage.memory("shm:first");
+    settle(&memory, 2);
+    for number in 0..40 {
+        memory.put(&format!("object {number}"), &content(number, 10_000), Keep::default()).unwrap();
+    }
+    assert!(second.figures().objects > 0);
+    let report = second.leave(Duration::from_secs(10));
+    assert!(report.handed_over && report.objects_lost == 0, "{report:?}");
+    for number in 0..40 {
+        assert!(memory.get(&format!("object {number}")).unwrap() == content(number, 10_000), "object {number}");
+    }
+}
+
+#[test]
+fn what_is_full_and_what_has_expired_is_said_to_be() {
+    let stage = Stage::new();
+    let _node = stage.node("one", MIB, |_| {});
+    let memory = stage.memory("shm:one");
+    let pinned = Keep { pinned: true, ..Keep::default() };
+    memory.put("pinned", &content(1, 600 << 10), pinned).unwrap();
+    let full = memory.put("more", &content(2, 600 << 10), pinned).unwrap_err();
+    assert!(matches!(full.refusal(), Some(Refusal::Full { .. })), "{full}");
+    // What may age gives way.
+    memory.put("old", &content(3, 200 << 10), Keep::default()).unwrap();
+    memory.put("new", &content(4, 300 << 10), Keep::default()).unwrap();
+    assert!(matches!(memory.get("old").unwrap_err().refusal(), Some(Refusal::NotFound { .. })));
+    assert!(memory.get("pinned").unwrap() == content(1, 600 << 10));
+    let short = Keep { lease: Duration::from_millis(50), ..Keep::default() };
+    memory.put("short", b"lived", short).unwrap();
+    assert_eq!(memory.get("short").unwrap(), b"lived");
+    std::thread::sleep(Duration::from_millis(80));
+    let expired = memory.get("short").unwrap_err();
+    assert!(matches!(expired.refusal(), Some(Refusal::Expired { .. } | Refusal::NotFound { .. })), "{expired}");
+    let expired = memory.renew("short", Duration::from_secs(9)).unwrap_err();
+    assert!(matches!(expired.refusal(), Some(Refusal::Expired { .. } | Refusal::NotFound { .. })), "{expired}");
+}
+
+#[test]
+fn whoever_is_not_there_or_not_the_coordinator_is_named() {
+    let stage = Stage::new();
+    let _first = stage.node("first", MIB, |_| {});
+    let _second = stage.node("second", MIB, |options| options.coordinator = Some("shm:first".into()));
+    let rpc = stage.rpc();
+    let nobody = Memory::connect(&rpc, "shm:nobody", MemoryOptions::default()).unwrap_err();
+    assert!(matches!(nobody, MemoryError::NoCoordinator { .. }), "{nobody}");
+    let wrong = Memory::connect(&rpc, "shm:second", MemoryOptions::default()).unwrap_err();
+    assert!(matches!(wrong, MemoryError::NotCoordinator { .. }), "{wrong}");
+}
