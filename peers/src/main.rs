@@ -1,12 +1,17 @@
-//! One side of a measurement of iceoryx2, for `highwire bench --peers`, which starts two of these.
+//! One side of a measurement of another library, for `highwire bench --peers`, which starts two of these.
 //!
 //! ```text
 //! highwire-peers lead|answer iceoryx2|iceoryx2-copied latency|bandwidth SIZE COUNT NAME
+//! highwire-peers serve tonic|tarpc
+//! highwire-peers call tonic|tarpc PORT
 //! ```
 //!
-//! The leading side prints the nanoseconds that COUNT messages (there and back, or one way and then
+//! Of iceoryx2, the leading side prints the nanoseconds that COUNT messages (there and back, or one way and then
 //! one acknowledgement) took. `iceoryx2` writes and reads the first line of each message where it is;
-//! `iceoryx2-copied` copies all of it in and out.
+//! `iceoryx2-copied` copies all of it in and out. The others make remote procedure calls, for as long as there are lines
+//! that say which: see [`rpc`].
+
+mod rpc;
 
 use iceoryx2::port::publisher::Publisher;
 use iceoryx2::port::subscriber::Subscriber;
@@ -22,12 +27,15 @@ type Service = ipc::Service;
 fn main() -> ExitCode {
     set_log_level(LogLevel::Error);
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let parsed = Task::parse(&arguments);
-    let Some(task) = parsed else {
-        eprintln!("usage: highwire-peers lead|answer iceoryx2|iceoryx2-copied latency|bandwidth SIZE COUNT NAME");
-        return ExitCode::from(2);
+    let outcome = match (Task::parse(&arguments), rpc::Side::parse(&arguments)) {
+        (Some(task), _) => task.run(),
+        (None, Some(side)) => side.run().map(|()| None),
+        (None, None) => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
     };
-    match task.run() {
+    match outcome {
         Ok(Some(took)) => {
             println!("{}", took.as_nanos());
             ExitCode::SUCCESS
@@ -219,6 +227,10 @@ impl End {
     }
 }
 
+const USAGE: &str = "\
+usage: highwire-peers lead|answer iceoryx2|iceoryx2-copied latency|bandwidth SIZE COUNT NAME
+       highwire-peers serve tonic|tarpc
+       highwire-peers call tonic|tarpc PORT";
 const PATIENCE: Duration = Duration::from_secs(5);
 const LINE: usize = 64;
 /// Messages that may wait for the receiver: as many as a virtual interface has slots.
