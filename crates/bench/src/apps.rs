@@ -4,7 +4,7 @@
 //! client on the second, between two probes; it outlasts states of the machine, and so counts in whichever.
 
 mod clients;
-mod servers;
+pub(crate) mod servers;
 
 use crate::contest::Contest;
 use crate::folder::Folder;
@@ -157,7 +157,7 @@ impl Hall {
             sizes.sort_unstable();
             sizes.dedup();
             for contestant in record.options.contestants_or_default() {
-                match Server::start(app, way(contestant), hall.cpus.0, &sizes, folder, &ramdisk) {
+                match Server::start(app, way(contestant), hall.cpus.0, &sizes, folder, Some(&ramdisk)) {
                     Ok(server) => hall.servers.push(server),
                     Err(why) => {
                         fail(record, contestant, app.name(), &why.to_string())?;
@@ -302,7 +302,7 @@ pub(crate) fn tables(report: &Report) -> String {
         let [plain_p99, highwire_p99] = cells(&|row| Some(figure(Measure::LatencyNs, 1e3 * row.cost.latency_p99_us?)));
         let [plain_cpu, highwire_cpu] = cells(&|row| Some(cpu_figure(measure, row.cost.cpu_us?)));
         let [_, ratio] = cells(&|row| row.of_floor.map(|ratio| format!("×{}", short(ratio))));
-        let label = report.size_label(size);
+        let label = report.size_label(measure, size);
         let cells = [measure.name(), &label, &plain, &highwire, &ratio, &plain_p99, &highwire_p99, &plain_cpu];
         lines.push(cells.map(str::to_owned).into_iter().chain([highwire_cpu]).collect());
     }
@@ -329,7 +329,7 @@ fn cpu_figure(measure: Measure, cpu_us: f64) -> String {
 pub(crate) fn heights(report: &Report) -> Vec<(String, [f64; 3])> {
     let bar = |(measure, size): (Measure, u64)| {
         let ratio = report.row(Contestant::Highwire.name(), measure, size)?.of_floor?;
-        Some((format!("{}, {}: ×{}", measure.name(), report.size_label(size), short(ratio)), [ratio; 3]))
+        Some((format!("{}, {}: ×{}", measure.name(), report.size_label(measure, size), short(ratio)), [ratio; 3]))
     };
     measured(report).into_iter().filter_map(bar).collect()
 }

@@ -166,6 +166,7 @@ fn measure(contest: &mut Contest, record: &mut Record<'_>, progress: &Progress) 
             p99: growth,
             count: 1,
             of_floor: None,
+            of_vi: None,
             cost: Cost::default(),
         });
     }

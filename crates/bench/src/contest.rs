@@ -5,12 +5,14 @@
 
 use crate::connections;
 use crate::pair::{Link, Pair, Role, cpu_ns};
+use crate::rpc;
 use crate::transports::programs::Program;
 use crate::transports::{Contestant, Delivery, Exercise, Transport, landing};
 use crate::{BenchError, State};
 use highwire::Landings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -21,6 +23,8 @@ pub(crate) enum Command {
     Admit(Contestant, usize),
     /// Start this contestant's end of a program, which is here.
     AdmitProgram(Contestant, PathBuf),
+    /// Leave the CPU to a program while this contestant runs, until the socket that comes along says so.
+    AdmitAsleep(Contestant),
     /// Run these trials, one after the other.
     Heat(Vec<Start>),
     /// Take part in one probe.
@@ -53,6 +57,8 @@ impl Start {
     fn warm(&self) -> usize {
         match self.exercise {
             Exercise::File => 0,
+            // As many as are to be under way.
+            Exercise::Calls => (self.count / 8).max(self.size),
             _ if self.contestant.lands() => landing::buffers(self.size).max(landing::buffers(0)),
             Exercise::Stream | Exercise::StreamAsleep if self.contestant != Contestant::Vi => {
                 (WARM_AREA_BYTES / self.size).clamp(1, self.count)
@@ -138,6 +144,17 @@ impl Contest {
         self.welcome(contestant, met)
     }
 
+    /// The same of one whose server is a program that this process has started, and its end.
+    pub(crate) fn admit_asleep(
+        &mut self,
+        contestant: Contestant,
+        awake: BorrowedFd<'_>,
+        end: Box<dyn Transport>,
+    ) -> Result<(), BenchError> {
+        self.pair.link.tell(&Command::AdmitAsleep(contestant), &[awake])?;
+        self.welcome(contestant, Ok(end))
+    }
+
     fn welcome(
         &mut self,
         contestant: Contestant,
@@ -215,7 +232,7 @@ impl Contest {
 pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
     let mut transports: BTreeMap<Contestant, Box<dyn Transport>> = BTreeMap::new();
     let mut crowds = Vec::new();
-    while let Some((command, _)) = link.hear_command::<Command>()? {
+    while let Some((command, descriptors)) = link.hear_command::<Command>()? {
         match command {
             Command::Admit(contestant, size_max) => {
                 let met = link.let_roam(contestant, MEETING, |link| contestant.meet(link, size_max))?;
@@ -223,6 +240,10 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
             }
             Command::AdmitProgram(contestant, program) => {
                 transports.insert(contestant, Program::meet(contestant, link, &program)?);
+            }
+            Command::AdmitAsleep(contestant) => {
+                let awake = descriptors.into_iter().next().ok_or(BenchError::NobodyLeft)?;
+                transports.insert(contestant, rpc::sleep_beside(awake.into()));
             }
             Command::Heat(starts) => {
                 link.note_wait();

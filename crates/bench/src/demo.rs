@@ -75,9 +75,7 @@ pub fn demo(seconds: f64) -> Result<Demo, BenchError> {
             for (burst, (latencies, rates)) in contest.heat(&starts)?.into_iter().zip(&mut figures) {
                 match exercise {
                     Exercise::PingPong => latencies.push(burst.nanoseconds / count as f64 / 2.0),
-                    Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
-                        rates.push((size * count) as f64 / burst.nanoseconds)
-                    }
+                    _ => rates.push((size * count) as f64 / burst.nanoseconds),
                 }
                 messages += count as u64 * if exercise == Exercise::PingPong { 2 } else { 1 };
             }

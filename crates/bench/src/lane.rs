@@ -41,7 +41,14 @@ fn comparison(report: &Report, measure: Measure, better: &str) -> Vec<Vec<String
             let Some(ratio) = ours.of_floor else { continue };
             let times = if measure.less_is_better() { 1.0 / ratio } else { ratio };
             let [ours, theirs] = [ours, theirs].map(|row| figure(measure, row.median));
-            lines.push(line([contestant.name(), &report.size_label(size), &ours, beside, &theirs, &short(times)]));
+            lines.push(line([
+                contestant.name(),
+                &report.size_label(measure, size),
+                &ours,
+                beside,
+                &theirs,
+                &short(times),
+            ]));
         }
     }
     lines

@@ -30,6 +30,7 @@ mod plot;
 mod progress;
 mod report;
 mod rounds;
+mod rpc;
 mod sockets;
 mod stats;
 mod trace;
@@ -74,6 +75,8 @@ pub enum Bench {
     /// Requests, bytes, latency and CPU time of servers and clients that know nothing of Highwire, with and without
     /// `highwire run`.
     Apps,
+    /// Remote procedure calls, beside other servers and libraries, and beside the messages that carry them.
+    Rpc,
 }
 
 impl Bench {
@@ -89,6 +92,7 @@ impl Bench {
             Bench::Sockets => "sockets",
             Bench::Lane => "lane",
             Bench::Apps => "apps",
+            Bench::Rpc => "rpc",
         }
     }
 
@@ -99,23 +103,30 @@ impl Bench {
                 Exercise::PingPong => &[4, 64, 1024, 8192, 65536],
                 Exercise::Stream => &[1024, 8192, 65536, 1_048_576],
                 Exercise::StreamAsleep => ASLEEP_SIZES,
-                Exercise::Interfered | Exercise::File => &[],
+                _ => &[],
             },
             Bench::Landing => match exercise {
-                Exercise::PingPong | Exercise::File => &[],
                 Exercise::Stream => &[1 << 20],
                 Exercise::StreamAsleep => &[1 << 20, 2 << 20, 64 << 20],
                 Exercise::Interfered => &[0, 100, 10_000],
+                _ => &[],
             },
             Bench::Sockets => match exercise {
                 Exercise::PingPong => &[4, 64, 256, 1024, 2048, 4096, 8192, 32768],
                 Exercise::Stream => &[4, 64, 256, 1024, 2048, 4096, 8192, 32768, 1_048_576],
-                Exercise::StreamAsleep | Exercise::Interfered => &[],
                 Exercise::File => self.file_sizes(),
+                _ => &[],
             },
             Bench::Lane => match exercise {
                 Exercise::PingPong => &[4, 64, 1024, 8192, 32768],
                 _ => &[64, 1024, 8192, 65536, 1_048_576],
+            },
+            Bench::Rpc => match exercise {
+                Exercise::Call => &[0],
+                Exercise::Fetch => &[8192, 1 << 20],
+                Exercise::FetchMany => &[1 << 20],
+                Exercise::Calls => &[1, 2, 4, 8, 16, 32, 64, 128, 256],
+                _ => &[],
             },
             // Each of its measures has its own.
             Bench::Apps => &[],
@@ -140,6 +151,8 @@ impl Bench {
             Bench::Wire => 4 << 20,
             Bench::Landing => 256 << 20,
             Bench::Apps => 1 << 30,
+            // More would be too much for memcached.
+            Bench::Rpc => 1 << 20,
             _ => 16 << 20,
         }
     }
@@ -166,6 +179,7 @@ impl Bench {
             Bench::Sockets => SOCKETS,
             Bench::Lane => LANE,
             Bench::Apps => APPS,
+            Bench::Rpc => &RPC[..8],
         }
     }
 
@@ -177,6 +191,7 @@ impl Bench {
             Bench::Sockets => SOCKETS,
             Bench::Lane => LANE,
             Bench::Apps => APPS,
+            Bench::Rpc => RPC,
             _ => &Contestant::ALL[..11],
         }
     }
@@ -193,16 +208,18 @@ pub struct Options {
     pub sizes: Vec<usize>,
     /// Contestants; none for the usual ones.
     pub contestants: Vec<Contestant>,
-    /// For [`Bench::Apps`]: what to measure; none for everything.
+    /// For [`Bench::Apps`] and [`Bench::Rpc`]: what to measure; none for everything.
     pub measures: Vec<Measure>,
+    /// For [`Bench::Rpc`]: how many calls are under way at a time; none for the usual numbers.
+    pub outstanding: Vec<usize>,
     /// Measure in this state only, and wait for it.
     pub state: Option<State>,
     /// Both processes on one CPU.
     pub one_core: bool,
     /// Other libraries too.
     pub peers: bool,
-    /// For [`Bench::Wire`], [`Bench::Landing`] and [`Bench::Sockets`]: the loopback device instead of a network of
-    /// its own.
+    /// For [`Bench::Wire`], [`Bench::Landing`], [`Bench::Sockets`] and [`Bench::Rpc`]: the loopback device instead of a
+    /// network of its own.
     pub loopback: bool,
     /// Show a progress bar, where there is a terminal.
     pub progress: bool,
@@ -219,6 +236,7 @@ impl Options {
             sizes: Vec::new(),
             contestants: Vec::new(),
             measures: Vec::new(),
+            outstanding: Vec::new(),
             state: None,
             one_core: false,
             peers: false,
@@ -231,15 +249,18 @@ impl Options {
     /// What is measured at which sizes, in the order of a round.
     pub(crate) fn programme(&self) -> Vec<(Exercise, usize)> {
         let of_exercise = |exercise| self.sizes_of(exercise).into_iter().map(move |size| (exercise, size));
-        self.bench.exercises().iter().copied().flat_map(of_exercise).collect()
+        let chosen = |exercise: &Exercise| self.measures.is_empty() || self.measures.contains(&exercise.measure());
+        self.bench.exercises().iter().copied().filter(chosen).flat_map(of_exercise).collect()
     }
 
     /// The sizes chosen, or the usual ones. Some figures are for their usual sizes only.
     pub(crate) fn sizes_of(&self, exercise: Exercise) -> Vec<usize> {
         let usual = self.bench.sizes(exercise).iter().copied();
         let mut sizes: Vec<usize> = match (self.bench, exercise) {
-            _ if self.sizes.is_empty() => usual.collect(),
+            (_, Exercise::Calls) if !self.outstanding.is_empty() => self.outstanding.clone(),
             // Those are no bytes.
+            (_, Exercise::Calls | Exercise::Call) => usual.collect(),
+            _ if self.sizes.is_empty() => usual.collect(),
             (_, Exercise::Interfered) => usual.collect(),
             (Bench::Wire, Exercise::StreamAsleep) | (Bench::Landing, Exercise::Stream) => {
                 usual.filter(|size| self.sizes.contains(size)).collect()
@@ -258,6 +279,9 @@ impl Options {
     pub(crate) fn contestants_or_default(&self) -> Vec<Contestant> {
         let mut chosen =
             if self.contestants.is_empty() { self.bench.contestants().to_vec() } else { self.contestants.clone() };
+        if self.bench == Bench::Rpc && self.peers {
+            chosen.extend([Contestant::Tonic, Contestant::Tarpc]);
+        }
         chosen.sort();
         chosen.dedup();
         chosen
@@ -270,7 +294,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     match options.bench {
         Bench::Connections => connections::run(options, began),
         Bench::Latency | Bench::Bandwidth | Bench::Pipelining => rounds::run(options, began),
-        Bench::Wire | Bench::Landing | Bench::Sockets => wire::run(options, began),
+        Bench::Wire | Bench::Landing | Bench::Sockets | Bench::Rpc => wire::run(options, began),
         Bench::Lane => lane::run(options, began),
         Bench::Apps => apps::run(options, began),
     }
@@ -354,6 +378,20 @@ const LANE: &[Contestant] = &[
     Contestant::UnixSpin,
     Contestant::RunBlockOneCore,
     Contestant::TcpBlockOneCore,
+];
+
+/// Everybody of `bench rpc`, the other libraries last.
+const RPC: &[Contestant] = &[
+    Contestant::Vi,
+    Contestant::ViUdp,
+    Contestant::ViUdpSealed,
+    Contestant::Shm,
+    Contestant::Udp,
+    Contestant::UdpSealed,
+    Contestant::Redis,
+    Contestant::Memcached,
+    Contestant::Tonic,
+    Contestant::Tarpc,
 ];
 
 /// Everybody of `bench apps`.

@@ -1,5 +1,5 @@
-//! The network of `bench wire`, `bench landing` and `bench sockets`: two network namespaces, joined by two pairs of
-//! virtual Ethernet devices.
+//! The network of `bench wire`, `bench landing`, `bench sockets` and `bench rpc`: two network namespaces, joined by two
+//! pairs of virtual Ethernet devices.
 //!
 //! ```text
 //! namespace highwire-bench-PID-driver            namespace highwire-bench-PID-peer

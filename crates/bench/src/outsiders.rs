@@ -1,4 +1,4 @@
-//! Other libraries, measured by programs of their own: UCX by `ucx_perftest`, iceoryx2 by the
+//! Other libraries for messages, measured by programs of their own: UCX by `ucx_perftest`, iceoryx2 by the
 //! program of the workspace in `peers`.
 //!
 //! Each trial is one run of two processes on the CPUs that our own two processes have, which sleep
@@ -10,7 +10,7 @@ use crate::launch::{self, Way, finish, free_port};
 use crate::rounds::Record;
 use crate::stats::{Cost, Measure, Trial};
 use crate::transports::Exercise;
-use crate::{BenchError, Options, State};
+use crate::{Bench, BenchError, Options, State};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -53,9 +53,10 @@ impl Outsiders {
     /// Those that are wanted and here; for each that is missing, a note says so.
     pub(crate) fn new(options: &Options, cpus: (usize, usize), spinning: bool, notes: &mut Vec<String>) -> Outsiders {
         let mut outsiders = Vec::new();
-        if options.peers && !spinning {
+        let wanted = options.peers && matches!(options.bench, Bench::Latency | Bench::Bandwidth);
+        if wanted && !spinning {
             notes.push("--peers has no effect on one CPU: the other libraries spin".to_owned());
-        } else if options.peers {
+        } else if wanted {
             match launch::find("ucx_perftest") {
                 Some(program) => outsiders.extend(ucx(&program)),
                 None => notes
@@ -63,11 +64,7 @@ impl Outsiders {
             }
             match find_peers() {
                 Some(program) => outsiders.extend(iceoryx2(&program)),
-                None => notes.push(
-                    "ICEORYX2 IS MISSING: build it with `cargo build --release --manifest-path peers/Cargo.toml`, \
-                     or name the program in HIGHWIRE_PEERS"
-                        .to_owned(),
-                ),
+                None => notes.push(format!("ICEORYX2 IS MISSING: {PEERS_HINT}")),
             }
         }
         let turns = options.programme().into_iter().filter(|(_, size)| OUTSIDER_SIZES.contains(size));
@@ -153,7 +150,7 @@ fn iceoryx2(program: &Path) -> [Outsider; 2] {
 }
 
 /// Beside this executable, in the source tree it was built from, or where the user says.
-fn find_peers() -> Option<PathBuf> {
+pub(crate) fn find_peers() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("HIGHWIRE_PEERS") {
         return Some(PathBuf::from(named)).filter(|program| program.is_file());
     }
@@ -231,7 +228,7 @@ impl Outsider {
         };
         Ok(match exercise {
             Exercise::PingPong => vec![(Measure::LatencyNs, latency_ns)],
-            Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
+            _ => {
                 vec![(Measure::BandwidthGbS, rate * size as f64 / 1e9), (Measure::MessagesPerS, rate)]
             }
         })
@@ -264,6 +261,9 @@ fn messages(exercise: Exercise, size: usize) -> usize {
     }
 }
 
+/// What to do where the program in `peers` is not found.
+pub(crate) const PEERS_HINT: &str = "build it with `cargo build --release --manifest-path peers/Cargo.toml`, or name the \
+                                     program in HIGHWIRE_PEERS";
 const PEERS_PROGRAM: &str = "highwire-peers";
 const TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TRIES: u32 = 20;

@@ -128,7 +128,7 @@ pub(crate) struct Link {
     step: u64,
     rests: u64,
     ball: u64,
-    schedule: Option<File>,
+    schedule: Thread,
     /// How long programs that this process started have waited for their CPU.
     programs_waited: u64,
 }
@@ -148,7 +148,7 @@ impl Link {
             step: 0,
             rests: 0,
             ball: 0,
-            schedule: schedule(),
+            schedule: Thread::this(),
             programs_waited: 0,
         }
     }
@@ -297,7 +297,7 @@ impl Link {
 
     /// Notes, for the other side too, how long this process has waited for its CPU so far.
     pub(crate) fn note_wait(&mut self) -> u64 {
-        let waited = self.schedule.as_ref().and_then(waited_ns).unwrap_or(0) + self.programs_waited;
+        let waited = self.schedule.waited_ns() + self.programs_waited;
         let mine = if self.role == Role::Driver { DRIVER_WAITED } else { PEER_WAITED };
         self.words.store(mine, waited);
         waited
@@ -340,15 +340,33 @@ impl Link {
     }
 }
 
-/// The kernel's record of this thread: nanoseconds run, nanoseconds waited for a CPU, turns.
-fn schedule() -> Option<File> {
-    File::open("/proc/thread-self/schedstat").ok()
+/// The kernel's record of a thread: nanoseconds run, nanoseconds waited for a CPU, turns. None where the kernel keeps
+/// no such record.
+#[derive(Debug)]
+pub(crate) struct Thread(Option<File>);
+
+impl Thread {
+    /// The one that calls.
+    pub(crate) fn this() -> Thread {
+        Thread(File::open("/proc/thread-self/schedstat").ok())
+    }
+
+    /// How long it has waited for its CPU so far.
+    pub(crate) fn waited_ns(&self) -> u64 {
+        let waited = |record: &File| {
+            let mut text = [0; 96];
+            let length = record.read_at(&mut text, 0).ok()?;
+            std::str::from_utf8(&text[..length]).ok()?.split_whitespace().nth(1)?.parse().ok()
+        };
+        self.0.as_ref().and_then(waited).unwrap_or(0)
+    }
 }
 
-fn waited_ns(schedule: &File) -> Option<u64> {
-    let mut text = [0; 96];
-    let length = schedule.read_at(&mut text, 0).ok()?;
-    std::str::from_utf8(&text[..length]).ok()?.split_whitespace().nth(1)?.parse().ok()
+/// How long all threads of a process have waited for their CPUs so far.
+pub(crate) fn waited_by(process: u32) -> u64 {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return 0 };
+    let records = threads.filter_map(|thread| File::open(thread.ok()?.path().join("schedstat")).ok());
+    records.map(|record| Thread(Some(record)).waited_ns()).sum()
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -522,10 +540,12 @@ mod tests {
 
     #[test]
     fn waiting_for_a_cpu_is_seen() {
-        let Some(schedule) = schedule() else { panic!("this kernel keeps no schedstat: preemption goes unseen") };
-        let before = waited_ns(&schedule).unwrap();
+        let thread = Thread::this();
+        assert!(thread.0.is_some(), "this kernel keeps no schedstat: preemption goes unseen");
+        let before = thread.waited_ns();
         std::thread::sleep(Duration::from_millis(1));
-        assert!(waited_ns(&schedule).unwrap() >= before);
+        assert!(thread.waited_ns() >= before);
+        assert!(waited_by(std::process::id()) >= before);
     }
 
     #[test]

@@ -79,7 +79,8 @@ fn draw(
 
 /// Medians over sizes, with a bar from p10 to p90.
 fn figures(report: &Report, measure: Measure, sheet: &Sheet<'_>) -> Drawn {
-    let caption = format!("{} by size, {} ({})", title(measure), report.state, report.machine.cpu);
+    let by = if measure == Measure::CallsPerS { "by calls under way" } else { "by size" };
+    let caption = format!("{} {by}, {} ({})", title(measure), report.state, report.machine.cpu);
     let content = (report.contestants(measure), report.sizes(measure));
     medians(report, measure, content, sheet, &caption)
 }
@@ -143,7 +144,7 @@ fn lines(
         .x_labels((last as usize + 2) * 2)
         .x_label_formatter(&|place| {
             let size = (place % 10 == 0).then(|| sizes.get(usize::try_from(place / 10).ok()?)).flatten();
-            size.map_or(String::new(), |size| report.size_label(*size))
+            size.map_or(String::new(), |size| report.size_label(measure, *size))
         })
         .y_label_formatter(&|value| label(*value))
         .disable_x_mesh()
@@ -263,6 +264,7 @@ mod tests {
             p99: median * 2.0,
             count: 3,
             of_floor: Some(median / 50.0),
+            of_vi: None,
             cost: Default::default(),
         };
         Report {

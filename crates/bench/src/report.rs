@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 /// Everything that one run of a benchmark says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire`, `landing`, `sockets`, `lane` or
-    /// `apps`.
+    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire`, `landing`, `sockets`, `lane`, `apps`
+    /// or `rpc`.
     pub bench: String,
     /// The command line.
     pub command: String,
@@ -94,6 +94,9 @@ impl Report {
         if self.bench == "apps" {
             text.push_str(&crate::apps::tables(self));
         }
+        if self.bench == "rpc" {
+            text.push_str(&crate::rpc::tables(self));
+        }
         for measure in self.measures_by_size() {
             self.table(measure, &mut text);
         }
@@ -165,8 +168,9 @@ impl Report {
         let ratio = self.floor_label(measure).map_or(String::new(), |floor| format!(", × {floor}"));
         let _ = writeln!(text, "\n{}: median [p10–p90]{ratio}", title(measure));
         for sizes in self.sizes(measure).chunks(SIZES_BESIDE) {
-            let mut lines =
-                vec![[String::new()].into_iter().chain(sizes.iter().map(|size| self.size_label(*size))).collect()];
+            let mut lines = vec![
+                [String::new()].into_iter().chain(sizes.iter().map(|size| self.size_label(measure, *size))).collect(),
+            ];
             for contestant in &contestants {
                 let rows: Vec<Option<&Row>> = sizes.iter().map(|size| self.row(contestant, measure, *size)).collect();
                 if rows.iter().any(Option::is_some) {
@@ -180,8 +184,8 @@ impl Report {
         }
     }
 
-    pub(crate) fn size_label(&self, size: u64) -> String {
-        size_label(&self.bench, size)
+    pub(crate) fn size_label(&self, measure: Measure, size: u64) -> String {
+        size_label(&self.bench, measure, size)
     }
 
     /// The first paper's table 1, for every size.
@@ -280,6 +284,10 @@ pub(crate) fn title(measure: Measure) -> &'static str {
         Measure::CopiedPackets => "Packets of 100,000 copied to their place",
         Measure::InterferingPackets => "Packets of others sent among 100,000",
         Measure::FileMbS => "Transfer of a file from memory to memory",
+        Measure::CallNs => "A call there and back",
+        Measure::FetchNs => "A value fetched, there and back",
+        Measure::FetchGbS => "Values fetched, several at a time",
+        Measure::CallsPerS => "Calls per second over one connection",
         Measure::RedisGetC1Rps => "redis GET, one connection",
         Measure::RedisSetC1Rps => "redis SET, one connection",
         Measure::RedisGetC50Rps => "redis GET, 50 connections",
@@ -294,8 +302,10 @@ pub(crate) fn title(measure: Measure) -> &'static str {
 }
 
 /// What a size of this benchmark is, for people.
-pub(crate) fn size_label(bench: &str, size: u64) -> String {
+pub(crate) fn size_label(bench: &str, measure: Measure, size: u64) -> String {
     match bench {
+        _ if measure == Measure::CallsPerS => format!("{size} at a time"),
+        _ if measure == Measure::CallNs => "nothing".to_owned(),
         "connections" => format!("{size} VI{}", if size == 1 { "" } else { "s" }),
         "landing" if size < MESSAGE_BYTES as u64 => format!("{size} of 100,000"),
         _ => bytes_label(size),
@@ -315,13 +325,14 @@ pub(crate) fn bytes_label(bytes: u64) -> String {
 
 /// The unit in which a value is told, and how many of the measure's own units it is.
 fn unit(measure: Measure, value: f64) -> (&'static str, f64) {
+    use Measure::{BandwidthGbS, CallNs, CallsPerS, FetchGbS, FetchNs, Iperf3GbS, LatencyNs, MessagesPerS};
     match measure {
-        Measure::LatencyNs if value >= 999_500.0 => ("ms", 1e6),
-        Measure::LatencyNs if value >= 999.5 => ("µs", 1e3),
-        Measure::LatencyNs => ("ns", 1.0),
-        Measure::BandwidthGbS | Measure::Iperf3GbS if value < 0.9995 => ("MB/s", 1e-3),
-        Measure::BandwidthGbS | Measure::Iperf3GbS => ("GB/s", 1.0),
-        _ if measure == Measure::MessagesPerS || measure.counts_requests() => match value {
+        LatencyNs | CallNs | FetchNs if value >= 999_500.0 => ("ms", 1e6),
+        LatencyNs | CallNs | FetchNs if value >= 999.5 => ("µs", 1e3),
+        LatencyNs | CallNs | FetchNs => ("ns", 1.0),
+        BandwidthGbS | FetchGbS | Iperf3GbS if value < 0.9995 => ("MB/s", 1e-3),
+        BandwidthGbS | FetchGbS | Iperf3GbS => ("GB/s", 1.0),
+        _ if matches!(measure, MessagesPerS | CallsPerS) || measure.counts_requests() => match value {
             value if value >= 999_500.0 => ("M/s", 1e6),
             value if value >= 999.5 => ("k/s", 1e3),
             _ => ("/s", 1.0),
@@ -382,6 +393,7 @@ pub(crate) mod tests {
             p99: median * 2.0,
             count: 12,
             of_floor,
+            of_vi: None,
             cost: Cost::default(),
         };
         Report {
@@ -423,6 +435,7 @@ pub(crate) mod tests {
             p99: median * 1.2,
             count: 5,
             of_floor,
+            of_vi: None,
             cost: Cost::default(),
         }
     }
@@ -459,6 +472,10 @@ pub(crate) mod tests {
             Measure::CopiedPackets,
             Measure::InterferingPackets,
             Measure::FileMbS,
+            Measure::CallNs,
+            Measure::FetchNs,
+            Measure::FetchGbS,
+            Measure::CallsPerS,
         ]
         .into_iter()
         .chain(Measure::APPS)

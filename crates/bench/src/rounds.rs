@@ -14,6 +14,7 @@ use crate::outsiders::Outsiders;
 use crate::pair::{Link, Pair};
 use crate::progress::Progress;
 use crate::report::size_label;
+use crate::rpc;
 use crate::stats::{Cost, Measure, Trial, median, select};
 use crate::transports::programs::{PINGPONG, unpack};
 use crate::transports::{Contestant, Exercise, files};
@@ -32,20 +33,41 @@ pub(crate) fn measure(mut record: Record<'_>, network: &Network) -> Result<Repor
     let pair = Pair::start(options.one_core, network)?;
     record.note_place(&pair);
     let spinning = pair.link.spinning;
-    let contestants = entrants(options, &pair.link, &mut record.notes);
+    let mut contestants = entrants(options, &pair.link, &mut record.notes)?;
+    let mut contest = Contest::open(pair);
+    let of_messages = |(exercise, size)| {
+        let parts = contestants.iter().filter_map(move |contestant: &Contestant| contestant.part(exercise, size));
+        parts.filter(|(exercise, _)| *exercise != Exercise::File).map(|(_, size)| size).max()
+    };
+    let size_max = options.programme().into_iter().filter_map(of_messages).max().unwrap_or(1);
+    let starts_programs = options.bench == Bench::Lane || contestants.iter().any(|contestant| contestant.is_served());
+    let mut folder = starts_programs.then(Folder::for_programs).transpose()?;
+    let pingpong = match &folder {
+        Some(folder) if options.bench == Bench::Lane => Some(unpack(folder, "pingpong", PINGPONG)?),
+        _ => None,
+    };
+    let mut lost = Vec::new();
+    for contestant in &contestants {
+        match &mut folder {
+            Some(folder) if contestant.is_served() => {
+                let sizes = [options.sizes_of(Exercise::Fetch), options.sizes_of(Exercise::FetchMany)].concat();
+                if let Err(why) = rpc::admit(&mut contest, *contestant, &sizes, folder) {
+                    if options.contestants.contains(contestant) {
+                        return Err(why);
+                    }
+                    record.notes.push(format!("{contestant} FAILED, and takes no part: {why}"));
+                    lost.push(*contestant);
+                }
+            }
+            _ => match &pingpong {
+                Some(program) => contest.admit_program(*contestant, program)?,
+                None => contest.admit(*contestant, size_max)?,
+            },
+        }
+    }
+    contestants.retain(|contestant| !lost.contains(contestant));
     if contestants.is_empty() {
         return Err(BenchError::NobodyLeft);
-    }
-    let mut contest = Contest::open(pair);
-    let of_messages = |(exercise, size)| (exercise != Exercise::File).then_some(size);
-    let size_max = options.programme().into_iter().filter_map(of_messages).max().unwrap_or(1);
-    let folder = (options.bench == Bench::Lane).then(Folder::for_programs).transpose()?;
-    let pingpong = folder.as_ref().map(|folder| unpack(folder, "pingpong", PINGPONG)).transpose()?;
-    for contestant in &contestants {
-        match &pingpong {
-            Some(program) => contest.admit_program(*contestant, program)?,
-            None => contest.admit(*contestant, size_max)?,
-        }
     }
     let progress = Progress::new(options, began);
     progress.say("calibrating");
@@ -60,6 +82,9 @@ pub(crate) fn measure(mut record: Record<'_>, network: &Network) -> Result<Repor
         _ => None,
     };
     drop(contest);
+    if let Some(folder) = &mut folder {
+        folder.forget_groups()?;
+    }
     Ok(Report { trace, ..record.report()? })
 }
 
@@ -96,8 +121,11 @@ fn programme(
     let mut cards = Vec::new();
     let mut left_out = Vec::new();
     for (exercise, size) in options.programme() {
-        let takes_part = |contestant: &Contestant| contestant.takes_part(exercise, size);
-        let taking_part: Vec<Contestant> = contestants.iter().copied().filter(takes_part).collect();
+        let part = |contestant: &Contestant| {
+            let (exercise, size) = contestant.part(exercise, size)?;
+            Some(Start { contestant: *contestant, exercise, size, count: 1 })
+        };
+        let taking_part: Vec<Start> = contestants.iter().filter_map(part).collect();
         if taking_part.is_empty() {
             continue;
         }
@@ -108,7 +136,7 @@ fn programme(
             continue;
         }
         if record.began.elapsed().as_secs_f64() < options.seconds * CALIBRATION_PART_MAX {
-            cards.push(calibrate(contest, options.bench, &taking_part, exercise, size)?);
+            cards.push(calibrate(contest, options.bench, taking_part, exercise, size)?);
         } else {
             left_out.push((exercise, size));
         }
@@ -202,7 +230,7 @@ impl<'a> Record<'a> {
     fn note_left_out(&mut self, cards: impl Iterator<Item = (Exercise, usize)>) {
         let bench = self.options.bench.name();
         let label = |(exercise, size): (Exercise, usize)| {
-            format!("{} of {}", exercise.figure(), size_label(bench, size as u64))
+            format!("{} of {}", exercise.figure(), size_label(bench, exercise.measure(), size as u64))
         };
         let labels: Vec<String> = cards.map(label).collect();
         if !labels.is_empty() {
@@ -274,7 +302,9 @@ impl<'a> Record<'a> {
         }
         if !selection.disturbed.is_empty() {
             let bench = self.options.bench.name();
-            let label = |(name, size): &(String, u64)| format!("{name} at {}", size_label(bench, *size));
+            let label = |(name, measure, size): &(String, Measure, u64)| {
+                format!("{name} at {}", size_label(bench, *measure, *size))
+            };
             let mut rows: Vec<String> = selection.disturbed.iter().map(label).collect();
             rows.sort();
             rows.dedup();
@@ -303,9 +333,9 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Who takes part: those chosen, less those who would only spin on a single CPU, and those whose wire
-/// is not there.
-fn entrants(options: &Options, link: &Link, notes: &mut Vec<String>) -> Vec<Contestant> {
+/// Who takes part: those chosen, less those who would only spin on a single CPU, those whose wire is not there, and
+/// those whose program is not.
+fn entrants(options: &Options, link: &Link, notes: &mut Vec<String>) -> Result<Vec<Contestant>, BenchError> {
     let mut leave_out = |those: Vec<Contestant>, why: &str| {
         if !those.is_empty() {
             let names: Vec<&str> = those.into_iter().map(Contestant::name).collect();
@@ -319,32 +349,45 @@ fn entrants(options: &Options, link: &Link, notes: &mut Vec<String>) -> Vec<Cont
     let (can, cannot): (Vec<_>, Vec<_>) =
         can.into_iter().partition(|contestant| link.address(contestant.wire()).is_ok());
     leave_out(cannot, "there is no device with its offloads off");
-    can
+    let mut here = Vec::new();
+    for contestant in can {
+        match rpc::missing(contestant) {
+            None => here.push(contestant),
+            Some(why) if options.contestants.contains(&contestant) => {
+                return Err(BenchError::Missing(format!("{contestant} cannot be measured: {why}")));
+            }
+            Some(why) => notes.push(format!("{contestant} IS LEFT OUT: {why}")),
+        }
+    }
+    if here.is_empty() { Err(BenchError::NobodyLeft) } else { Ok(here) }
 }
 
 /// Finds how many messages make a trial of fitting length, and warms everything up.
 fn calibrate(
     contest: &mut Contest,
     bench: Bench,
-    contestants: &[Contestant],
+    mut starts: Vec<Start>,
     exercise: Exercise,
     size: usize,
 ) -> Result<Card, BenchError> {
     if exercise == Exercise::File {
-        return calibrate_files(contest, contestants, size);
+        return calibrate_files(contest, &starts, size);
     }
-    let first = match exercise {
-        Exercise::PingPong => 4,
-        Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
-            let bytes = contestants.iter().map(|contestant| contestant.message_bytes(size)).max();
-            (WARM_AREA_BYTES / bytes.unwrap_or(1)).clamp(4, 500)
-        }
-    };
-    let start = |contestant| Start { contestant, exercise, size, count: first };
-    let mut starts: Vec<Start> = contestants.iter().copied().map(start).collect();
+    let largest = starts.iter().map(|start| start.contestant.message_bytes(start.size)).max();
+    for start in &mut starts {
+        start.count = match start.exercise {
+            Exercise::PingPong | Exercise::Call | Exercise::Fetch => 4,
+            Exercise::FetchMany => 16,
+            Exercise::Calls => 2 * size,
+            Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
+                (WARM_AREA_BYTES / largest.unwrap_or(1)).clamp(4, 500)
+            }
+        };
+    }
     contest.heat(&starts)?;
     // A few messages take as long as it takes to begin: what they say is tried, and corrected.
-    let corrected = matches!(bench, Bench::Wire | Bench::Sockets | Bench::Lane) && exercise == Exercise::PingPong;
+    let corrected = matches!(bench, Bench::Wire | Bench::Sockets | Bench::Lane) && exercise == Exercise::PingPong
+        || exercise.is_of_calls();
     let tries = if corrected { 3 } else { 1 };
     let (mut warm, mut expected) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..tries {
@@ -355,6 +398,9 @@ fn calibrate(
         for (start, burst) in starts.iter_mut().zip(bursts) {
             let each = burst.nanoseconds / start.count as f64;
             start.count = match bench {
+                Bench::Rpc if start.exercise.is_of_calls() => calls(start, each),
+                Bench::Rpc if start.contestant.needs_tending() => messages_on_a_wire(start.exercise, each),
+                Bench::Rpc => messages(start.contestant, start.exercise, start.size, each),
                 Bench::Wire | Bench::Landing => messages_on_a_wire(exercise, each),
                 Bench::Lane => messages_of_a_program(exercise, size, each),
                 Bench::Sockets if !matches!(start.contestant, Contestant::Vi | Contestant::ViBuffered) => {
@@ -369,15 +415,15 @@ fn calibrate(
 }
 
 /// One file is a trial. How long it takes is tried with the part of it that takes little.
-fn calibrate_files(contest: &mut Contest, contestants: &[Contestant], size: usize) -> Result<Card, BenchError> {
+fn calibrate_files(contest: &mut Contest, starts: &[Start], size: usize) -> Result<Card, BenchError> {
     let exercise = Exercise::File;
     let part = size.min(FILE_TRIED_BYTES);
-    let start = |size| move |contestant: &Contestant| Start { contestant: *contestant, exercise, size, count: 1 };
-    let tried: Vec<Start> = contestants.iter().map(start(part)).collect();
+    let sized = |size| move |start: &Start| Start { exercise, size, count: 1, ..*start };
+    let tried: Vec<Start> = starts.iter().map(sized(part)).collect();
     let clock = Instant::now();
     contest.heat(&tried)?;
     let longest = clock.elapsed().mul_f64(size as f64 / part as f64);
-    Ok(Card { exercise, size, starts: contestants.iter().map(start(size)).collect(), longest, used: Duration::ZERO })
+    Ok(Card { exercise, size, starts: starts.iter().map(sized(size)).collect(), longest, used: Duration::ZERO })
 }
 
 /// How many messages, each taking so long in a first try, a trial has.
@@ -387,7 +433,7 @@ fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f6
             let least = if size > 16 << 10 { 4 } else { 16 };
             ((PING_PONG_NS / each_ns.max(1.0)) as usize).clamp(least, 2000)
         }
-        Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
+        _ => {
             // Long against the payload area that can be filled at once, or one side of a copy would
             // be measured; short enough that all of it stays in the caches.
             let fitting = (STREAM_BYTES / size).max(4);
@@ -401,6 +447,16 @@ fn messages(contestant: Contestant, exercise: Exercise, size: usize, each_ns: f6
             ((STREAM_NS / each_ns.max(1.0)) as usize).clamp(least, most.min(STREAM_MESSAGES_MAX))
         }
     }
+}
+
+/// How many calls a trial has; where several are under way, it is mostly so.
+fn calls(start: &Start, each_ns: f64) -> usize {
+    let (nanoseconds, least) = match start.exercise {
+        Exercise::Calls => (CALLS_NS, CALLS_LEAST.max(4 * start.size)),
+        Exercise::FetchMany => (FETCHES_NS, 32),
+        _ => (CALLS_NS, if start.size > 16 << 10 { 4 } else { CALLS_LEAST }),
+    };
+    ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, CALLS_MAX)
 }
 
 /// The same of a stream socket. Much is under way at a time; nothing of it needs a place of its own in the caches.
@@ -431,7 +487,7 @@ fn messages_on_a_wire(exercise: Exercise, each_ns: f64) -> usize {
         Exercise::Stream => (WIRE_STREAM_NS, 16),
         Exercise::StreamAsleep => (WIRE_ASLEEP_NS, 16),
         Exercise::Interfered => (WIRE_INTERFERED_NS, 16),
-        Exercise::File => (0.0, 1),
+        _ => (0.0, 1),
     };
     ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, STREAM_MESSAGES_MAX)
 }
@@ -445,6 +501,7 @@ impl Bench {
             Bench::Wire => &[Exercise::PingPong, Exercise::Stream, Exercise::StreamAsleep],
             Bench::Landing => &[Exercise::Stream, Exercise::StreamAsleep, Exercise::Interfered],
             Bench::Sockets => &[Exercise::PingPong, Exercise::Stream, Exercise::File],
+            Bench::Rpc => &[Exercise::Call, Exercise::Fetch, Exercise::FetchMany, Exercise::Calls],
             Bench::Apps => &[],
         }
     }
@@ -463,8 +520,12 @@ impl Bench {
             (Exercise::Stream, Bench::Sockets) if start.size != MESSAGES_OF_BYTES => {
                 vec![(Measure::BandwidthGbS, bandwidth)]
             }
+            (Exercise::Call, _) => vec![(Measure::CallNs, nanoseconds / count)],
+            (Exercise::Fetch, _) => vec![(Measure::FetchNs, nanoseconds / count)],
+            (Exercise::FetchMany, _) => vec![(Measure::FetchGbS, bandwidth)],
+            (Exercise::Calls, _) => vec![(Measure::CallsPerS, count * 1e9 / nanoseconds)],
             (Exercise::File, _) => vec![(Measure::FileMbS, 1e3 * bandwidth)],
-            (Exercise::Stream, Bench::Pipelining | Bench::Wire | Bench::Lane) => {
+            (Exercise::Stream, Bench::Pipelining | Bench::Wire | Bench::Lane | Bench::Rpc) => {
                 vec![(Measure::BandwidthGbS, bandwidth)]
             }
             (Exercise::Stream, Bench::Landing) if start.contestant.has_destination() => {
@@ -532,6 +593,11 @@ const WIRE_ASLEEP_NS: f64 = 40_000_000.0;
 const WIRE_INTERFERED_NS: f64 = 60_000_000.0;
 /// The packets of which it is told how many failed.
 const PACKETS_INTERFERED: f64 = 100_000.0;
+/// Some tens of calls over TCP, and as much of everybody else.
+const CALLS_NS: f64 = 2_000_000.0;
+const CALLS_LEAST: usize = 16;
+const CALLS_MAX: usize = 50_000;
+const FETCHES_NS: f64 = 10_000_000.0;
 /// Long against all that a stream takes before its reader reads.
 const STREAM_SOCKET_NS: f64 = 2_000_000.0;
 const WIRE_STREAM_SOCKET_NS: f64 = 10_000_000.0;
@@ -585,6 +651,16 @@ mod tests {
     }
 
     #[test]
+    fn as_many_calls_are_made_as_are_to_be_under_way_and_more() {
+        let start = |exercise, size| Start { contestant: Contestant::Redis, exercise, size, count: 4 };
+        assert_eq!(calls(&start(Exercise::Call, 0), 20_000.0), 100);
+        assert_eq!(calls(&start(Exercise::Call, 0), 1e9), 16);
+        assert_eq!(calls(&start(Exercise::Fetch, 1 << 20), 1e9), 4);
+        assert_eq!(calls(&start(Exercise::Calls, 256), 1e9), 1024);
+        assert_eq!(calls(&start(Exercise::Calls, 1), 1.0), CALLS_MAX);
+    }
+
+    #[test]
     fn a_burst_says_what_its_bench_asks() {
         let start = |exercise, size, count| Start { contestant: Contestant::UdpGso, exercise, size, count };
         let (before_ns, after_ns, state, preempted) = (50.0, 50.0, State::Near, false);
@@ -629,6 +705,11 @@ mod tests {
         assert_eq!(combined(256).len(), 1);
         let file = Start { count: 1, ..start(Contestant::Sock, Exercise::File, 4 << 20) };
         assert_eq!(Bench::Sockets.figures(&file, &burst), [(Measure::FileMbS, 2000.0)]);
+        let rpc = |exercise, size| Bench::Rpc.figures(&start(Contestant::Redis, exercise, size), &burst)[0];
+        assert_eq!(rpc(Exercise::Call, 0), (Measure::CallNs, 524_288.0));
+        assert_eq!(rpc(Exercise::Fetch, 8192), (Measure::FetchNs, 524_288.0));
+        assert_eq!(rpc(Exercise::FetchMany, 1 << 20), (Measure::FetchGbS, 2.0));
+        assert!(matches!(rpc(Exercise::Calls, 256), (Measure::CallsPerS, rate) if (rate - 1907.3).abs() < 0.1));
         let landing = Bench::Landing.figures(&start(Contestant::Landing, Exercise::Stream, 1 << 20), &burst);
         assert_eq!(landing, [(Measure::BandwidthGbS, 2.0)]);
     }

@@ -5,6 +5,7 @@
 //! most rounds fell; a trial in another state is dropped and counted. What contestants are judged by
 //! is the ratio to the floor in the same round, since both then met the same machine.
 
+use crate::rpc::REFERENCE_BYTES;
 use crate::{Contestant, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ pub(crate) fn floor(bench: &str, measure: Measure, contestant: &str) -> &'static
         ("lane", _) if contestant.ends_with("-one-core") => Contestant::TcpBlockOneCore.name(),
         ("lane", _) => Contestant::TcpBlock.name(),
         ("apps", _) => Contestant::Plain.name(),
+        ("rpc", _) => Contestant::Shm.name(),
         ("wire", Measure::LatencyNs) => Contestant::UdpSpin.name(),
         ("wire", _) => Contestant::TcpBlock.name(),
         ("landing", _) => Contestant::Copying.name(),
@@ -29,6 +31,34 @@ pub(crate) fn floor(bench: &str, measure: Measure, contestant: &str) -> &'static
         ("sockets", _) => Contestant::TcpNagle.name(),
         _ => FLOOR,
     }
+}
+
+/// A figure of a virtual interface.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct OfVi {
+    pub(crate) contestant: &'static str,
+    pub(crate) measure: Measure,
+    pub(crate) size: u64,
+    /// So many of them are what is compared to.
+    pub(crate) times: f64,
+}
+
+/// What a virtual interface that takes the same way does, to which calls are compared: a call is two messages, and
+/// values come as fast as messages.
+pub(crate) fn beside(bench: &str, measure: Measure, contestant: &str, size: u64) -> Option<OfVi> {
+    let vi = match contestant {
+        _ if bench != "rpc" => return None,
+        name if name == Contestant::Shm.name() => Contestant::Vi,
+        name if name == Contestant::Udp.name() => Contestant::ViUdp,
+        name if name == Contestant::UdpSealed.name() => Contestant::ViUdpSealed,
+        _ => return None,
+    };
+    let (measure, size, times) = match measure {
+        Measure::CallNs => (Measure::LatencyNs, REFERENCE_BYTES as u64, 2.0),
+        Measure::FetchGbS => (Measure::BandwidthGbS, size, 1.0),
+        _ => return None,
+    };
+    Some(OfVi { contestant: vi.name(), measure, size, times })
 }
 
 /// What a figure says.
@@ -57,6 +87,14 @@ pub enum Measure {
     InterferingPackets,
     /// Bytes of a file in a microsecond.
     FileMbS,
+    /// A remote procedure call without arguments or results, there and back.
+    CallNs,
+    /// A remote procedure call that is answered by a value.
+    FetchNs,
+    /// Bytes of values in a nanosecond, several fetches under way at a time.
+    FetchGbS,
+    /// Calls in a second over one connection, as many under way at a time as the size says.
+    CallsPerS,
     /// Requests of redis in a second: GET over one connection.
     #[serde(rename = "redis_get_c1_rps")]
     RedisGetC1Rps,
@@ -104,6 +142,9 @@ impl Measure {
         Measure::MemcachedGetC1Rps,
     ];
 
+    /// Those that `bench rpc` has of its own, in the order of its reports.
+    pub const RPC: [Measure; 4] = [Measure::CallNs, Measure::FetchNs, Measure::FetchGbS, Measure::CallsPerS];
+
     /// Its name, as in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -118,6 +159,10 @@ impl Measure {
             Measure::CopiedPackets => "copied_packets",
             Measure::InterferingPackets => "interfering_packets",
             Measure::FileMbS => "file_mb_s",
+            Measure::CallNs => "call_ns",
+            Measure::FetchNs => "fetch_ns",
+            Measure::FetchGbS => "fetch_gb_s",
+            Measure::CallsPerS => "calls_per_s",
             Measure::RedisGetC1Rps => "redis_get_c1_rps",
             Measure::RedisSetC1Rps => "redis_set_c1_rps",
             Measure::RedisGetC50Rps => "redis_get_c50_rps",
@@ -133,8 +178,9 @@ impl Measure {
 
     /// True if less is better.
     pub fn less_is_better(self) -> bool {
-        use Measure::{BandwidthGbS, FileMbS, MessagesPerS, SuccessPercent};
-        !matches!(self, BandwidthGbS | MessagesPerS | SuccessPercent | FileMbS) && !Measure::APPS.contains(&self)
+        use Measure::{BandwidthGbS, CallsPerS, FetchGbS, FileMbS, MessagesPerS, SuccessPercent};
+        let more = matches!(self, BandwidthGbS | MessagesPerS | SuccessPercent | FileMbS | FetchGbS | CallsPerS);
+        !more && !Measure::APPS.contains(&self)
     }
 
     /// True if a trial is longer than a state of the machine may be, so that it is of none.
@@ -203,7 +249,8 @@ pub struct Row {
     pub contestant: String,
     /// What.
     pub measure: Measure,
-    /// Bytes of a message or of a file, or the number of connections; in `bench landing` bytes of the destination, or
+    /// Bytes of a message or of a file, or the number of connections; in `bench rpc` bytes of a value, or calls under way
+    /// at a time; in `bench landing` bytes of the destination, or
     /// interfering packets for 100,000 others.
     pub size: u64,
     /// Half of the trials are below.
@@ -219,8 +266,13 @@ pub struct Row {
     /// Median over the rounds of the ratio to the floor (`raw-ring`; in `bench wire`, `udp-spin` for
     /// latency and `tcp-block` for the rest; in `bench landing`, `copying`; in `bench sockets`, `vi` for latency,
     /// `vi-buffered` for bandwidth, `tcp-nagle` for messages and `copy` for files; in `bench lane`, the same program
-    /// over TCP that waits in the same way; in `bench apps`, `plain`); nothing where that did not take part.
+    /// over TCP that waits in the same way; in `bench apps`, `plain`; in `bench rpc`, `shm`); nothing where that did not take
+    /// part.
     pub of_floor: Option<f64>,
+    /// In `bench rpc`: the median over the rounds of the ratio to the virtual interface that takes the same way, to two
+    /// of its messages for a call, and to its bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub of_vi: Option<f64>,
     /// What a request costs, the median over the trials, where that is measured.
     #[serde(flatten)]
     pub cost: Cost,
@@ -250,7 +302,7 @@ pub(crate) struct Selection {
     pub(crate) rounds: Rounds,
     pub(crate) rows: Vec<Row>,
     /// Rows for which there were too few trials in which nothing else ran.
-    pub(crate) disturbed: Vec<(String, u64)>,
+    pub(crate) disturbed: Vec<(String, Measure, u64)>,
 }
 
 /// Chooses the state (`wanted`, or that of most rounds) and makes the rows, with ratios to the floors
@@ -288,7 +340,7 @@ pub(crate) fn select(bench: &str, trials: &[Trial], wanted: Option<State>) -> Op
 /// The trials that count.
 struct Kept<'a> {
     trials: Vec<&'a Trial>,
-    disturbed: Vec<(String, u64)>,
+    disturbed: Vec<(String, Measure, u64)>,
 }
 
 impl<'a> Kept<'a> {
@@ -305,9 +357,9 @@ impl<'a> Kept<'a> {
             let undisturbed = of_row.iter().filter(|trial| !trial.preempted).count();
             let enough = undisturbed >= UNDISTURBED_LEAST.min(of_row.len());
             if !enough && !measure.is_second_figure() {
-                let of_app = Measure::APPS.contains(&measure);
-                let name = if of_app { format!("{} with {contestant}", measure.name()) } else { contestant.to_owned() };
-                kept.disturbed.push((name, size));
+                let named = Measure::APPS.contains(&measure) || Measure::RPC.contains(&measure);
+                let name = if named { format!("{} with {contestant}", measure.name()) } else { contestant.to_owned() };
+                kept.disturbed.push((name, measure, size));
             }
             kept.trials.extend(of_row.into_iter().filter(|trial| !enough || !trial.preempted));
         }
@@ -339,31 +391,33 @@ fn rows(bench: &str, kept: &[&Trial]) -> Vec<Row> {
     order.dedup();
     let mut values: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
     let mut costs: BTreeMap<(Measure, u64, usize), Vec<Cost>> = BTreeMap::new();
-    let mut floors: BTreeMap<(u32, Measure, u64, &str), f64> = BTreeMap::new();
     let mut ratios: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
-    for trial in kept {
-        if trial.contestant == floor(bench, trial.measure, trial.contestant) {
-            floors.insert((trial.round, trial.measure, trial.size, trial.contestant), trial.value);
-        }
-    }
+    let mut to_vi: BTreeMap<(Measure, u64, usize), Vec<f64>> = BTreeMap::new();
+    let key = |trial: &Trial| (trial.round, trial.measure, trial.size, trial.contestant);
+    let by_key: BTreeMap<_, f64> = kept.iter().map(|trial| (key(trial), trial.value)).collect();
     for trial in kept {
         let place = order.iter().position(|name| *name == trial.contestant).unwrap_or(order.len());
         let key = (trial.measure, trial.size, place);
         values.entry(key).or_default().push(trial.value);
         costs.entry(key).or_default().push(trial.cost);
         let floor = floor(bench, trial.measure, trial.contestant);
-        if let Some(floor) = floors.get(&(trial.round, trial.measure, trial.size, floor)) {
+        if let Some(floor) = by_key.get(&(trial.round, trial.measure, trial.size, floor)) {
             ratios.entry(key).or_default().push(trial.value / floor);
+        }
+        let vi = beside(bench, trial.measure, trial.contestant, trial.size);
+        if let Some(OfVi { contestant, measure, size, times }) = vi
+            && let Some(theirs) = by_key.get(&(trial.round, measure, size, contestant))
+        {
+            to_vi.entry(key).or_default().push(trial.value / (times * theirs));
         }
     }
     values
         .into_iter()
         .map(|((measure, size, place), mut values)| {
             values.sort_by(f64::total_cmp);
-            let of_floor = ratios.get_mut(&(measure, size, place)).map(|ratios| {
-                ratios.sort_by(f64::total_cmp);
-                quantile(ratios, 0.5)
-            });
+            let key = (measure, size, place);
+            let of_floor = ratios.get(&key).map(|ratios| median(ratios));
+            let of_vi = to_vi.get(&key).map(|ratios| median(ratios));
             Row {
                 contestant: order[place].to_owned(),
                 measure,
@@ -374,7 +428,8 @@ fn rows(bench: &str, kept: &[&Trial]) -> Vec<Row> {
                 p99: quantile(&values, 0.99),
                 count: values.len(),
                 of_floor,
-                cost: Cost::median(costs.get(&(measure, size, place)).map_or(&[], Vec::as_slice)),
+                of_vi,
+                cost: Cost::median(costs.get(&key).map_or(&[], Vec::as_slice)),
             }
         })
         .collect()
@@ -480,7 +535,7 @@ mod tests {
         assert!(clean.disturbed.is_empty());
         let busy = select(&trials[3..], None).unwrap();
         assert_eq!((busy.rows[0].median, busy.rows[0].count), (9e6, 17));
-        assert_eq!(busy.disturbed, [("tcp-block".to_owned(), 4)]);
+        assert_eq!(busy.disturbed, [("tcp-block".to_owned(), Measure::LatencyNs, 4)]);
     }
 
     #[test]
@@ -548,6 +603,28 @@ mod tests {
         let of = |name: &str| rows.iter().find(|row| row.contestant == name).unwrap();
         assert_eq!((of("plain").median, of("plain").cost), (15e3, cost(Some(80.0), 50.0)));
         assert_eq!((of("highwire").of_floor, of("highwire").cost), (Some(8.0), cost(None, 5.0)));
+    }
+
+    #[test]
+    fn calls_are_compared_to_shm_and_to_two_messages_that_take_the_same_way() {
+        let call = |name, value| Trial { measure: Measure::CallNs, size: 0, ..trial(0, name, value, State::Near) };
+        let fetch = |name, value| Trial { measure: Measure::FetchGbS, size: 8, ..trial(0, name, value, State::Near) };
+        let stream = |name, value| Trial { measure: Measure::BandwidthGbS, ..fetch(name, value) };
+        let mut trials = vec![trial(0, "vi", 100.0, State::Near), trial(0, "vi-udp", 5e3, State::Near)];
+        trials.extend([call("shm", 300.0), call("udp", 15e3), call("redis", 30e3)]);
+        trials.extend([stream("vi", 10.0), fetch("shm", 9.0), fetch("redis", 3.0), fetch("udp-sealed", 1.0)]);
+        let rows = super::select("rpc", &trials, None).unwrap().rows;
+        let of = |name: &str, measure| {
+            let row = rows.iter().find(|row| row.contestant == name && row.measure == measure).unwrap();
+            (row.of_floor, row.of_vi)
+        };
+        assert_eq!(of("shm", Measure::CallNs), (Some(1.0), Some(1.5)));
+        assert_eq!(of("udp", Measure::CallNs), (Some(50.0), Some(1.5)));
+        assert_eq!(of("redis", Measure::CallNs), (Some(100.0), None));
+        assert_eq!(of("shm", Measure::FetchGbS), (Some(1.0), Some(0.9)));
+        assert_eq!(of("redis", Measure::FetchGbS), (Some(3.0 / 9.0), None));
+        assert_eq!(of("udp-sealed", Measure::FetchGbS), (Some(1.0 / 9.0), None));
+        assert_eq!(of("vi", Measure::LatencyNs), (None, None));
     }
 
     #[test]

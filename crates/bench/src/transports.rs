@@ -18,6 +18,8 @@ pub(crate) mod vi;
 use crate::BenchError;
 use crate::network::Wire;
 use crate::pair::{Link, Role};
+use crate::rpc;
+use crate::stats::Measure;
 use crate::trace::Pulse;
 use highwire::Landings;
 use serde::{Deserialize, Serialize};
@@ -136,11 +138,25 @@ pub enum Contestant {
     Plain,
     /// Both ends under `highwire run`.
     Highwire,
+    /// Remote procedure calls between two processes of one host.
+    Shm,
+    /// Remote procedure calls between hosts, packets with a checksum.
+    Udp,
+    /// Remote procedure calls between hosts, packets encrypted.
+    UdpSealed,
+    /// Values from redis, over loopback.
+    Redis,
+    /// Values from memcached, over loopback.
+    Memcached,
+    /// gRPC by tonic, over loopback.
+    Tonic,
+    /// Remote procedure calls by tarpc, over loopback.
+    Tarpc,
 }
 
 impl Contestant {
     /// Everybody, in the order of reports.
-    pub const ALL: [Contestant; 51] = [
+    pub const ALL: [Contestant; 58] = [
         Contestant::RawRing,
         Contestant::Vi,
         Contestant::ViBuffered,
@@ -192,6 +208,13 @@ impl Contestant {
         Contestant::TcpBlockOneCore,
         Contestant::Plain,
         Contestant::Highwire,
+        Contestant::Shm,
+        Contestant::Udp,
+        Contestant::UdpSealed,
+        Contestant::Redis,
+        Contestant::Memcached,
+        Contestant::Tonic,
+        Contestant::Tarpc,
     ];
 
     /// Its name, as in reports.
@@ -248,6 +271,13 @@ impl Contestant {
             Contestant::TcpBlockOneCore => "tcp-block-one-core",
             Contestant::Plain => "plain",
             Contestant::Highwire => "highwire",
+            Contestant::Shm => "shm",
+            Contestant::Udp => "udp",
+            Contestant::UdpSealed => "udp-sealed",
+            Contestant::Redis => "redis",
+            Contestant::Memcached => "memcached",
+            Contestant::Tonic => "tonic",
+            Contestant::Tarpc => "tarpc",
         }
     }
 
@@ -265,8 +295,20 @@ impl Contestant {
         }
     }
 
+    /// What it does while others do this exercise with this size, if anything. Virtual interfaces make no calls: they are
+    /// measured beside them with the messages that calls are made of.
+    pub(crate) fn part(self, exercise: Exercise, size: usize) -> Option<(Exercise, usize)> {
+        let is_reference = matches!(self, Contestant::Vi | Contestant::ViUdp | Contestant::ViUdpSealed);
+        match exercise {
+            Exercise::Call if is_reference => Some((Exercise::PingPong, rpc::REFERENCE_BYTES)),
+            Exercise::FetchMany if is_reference => Some((Exercise::Stream, size)),
+            _ if exercise.is_of_calls() => (!is_reference).then_some((exercise, size)),
+            _ => self.takes_part(exercise, size).then_some((exercise, size)),
+        }
+    }
+
     /// Whether it does this exercise with messages of this size.
-    pub(crate) fn takes_part(self, exercise: Exercise, size: usize) -> bool {
+    fn takes_part(self, exercise: Exercise, size: usize) -> bool {
         match self {
             Contestant::Tcp | Contestant::Copy => exercise == Exercise::File,
             _ if exercise == Exercise::File => self == Contestant::Sock,
@@ -307,6 +349,8 @@ impl Contestant {
                 | Contestant::RdmaRead
                 | Contestant::SendAndMessage
                 | Contestant::SockUdpSealed
+                | Contestant::Udp
+                | Contestant::UdpSealed
         ) || self.lands()
     }
 
@@ -333,6 +377,11 @@ impl Contestant {
         matches!(self, Contestant::RunBlockOneCore | Contestant::TcpBlockOneCore)
     }
 
+    /// Whether its server is a program by itself, which the driver starts.
+    pub(crate) fn is_served(self) -> bool {
+        matches!(self, Contestant::Redis | Contestant::Memcached | Contestant::Tonic | Contestant::Tarpc)
+    }
+
     /// Bytes of a message at this size.
     pub(crate) fn message_bytes(self, size: usize) -> usize {
         if self.lands() { landing::MESSAGE_BYTES } else { size }
@@ -348,6 +397,7 @@ impl Contestant {
         use Contestant::{SockBlock, SockHandler, SockNotify, TcpBlock, TcpNagle, TcpNoOffload, UnixBlock};
         matches!(self, SockBlock | SockHandler | SockNotify | TcpBlock | TcpNagle | TcpNoOffload | UnixBlock)
             || matches!(self, Contestant::RunBlock | Contestant::RunOneEnd)
+            || self.is_served()
             || exercise == Exercise::File
     }
 
@@ -411,13 +461,18 @@ impl Contestant {
             Contestant::TcpNagle => sockets::Nagle::meet(link),
             Contestant::Tcp => files::Carrier::over_tcp(link),
             Contestant::Copy => Ok(files::Carrier::alone(link)),
+            Contestant::Shm | Contestant::Udp | Contestant::UdpSealed => rpc::meet(self, link, size_max),
             Contestant::RunSpin
             | Contestant::RunBlock
             | Contestant::RunOneEnd
             | Contestant::RunBlockOneCore
             | Contestant::TcpBlockOneCore
             | Contestant::Plain
-            | Contestant::Highwire => unreachable!("{self} is a program, and met as such"),
+            | Contestant::Highwire
+            | Contestant::Redis
+            | Contestant::Memcached
+            | Contestant::Tonic
+            | Contestant::Tarpc => unreachable!("{self} is a program, and met as such"),
         }
     }
 }
@@ -457,6 +512,14 @@ pub(crate) enum Exercise {
     Interfered,
     /// A file one way, from memory to memory.
     File,
+    /// Remote procedure calls without arguments or results, one at a time.
+    Call,
+    /// Values of so many bytes, one at a time.
+    Fetch,
+    /// The same, several at a time.
+    FetchMany,
+    /// Calls without arguments or results, as many at a time as the size says.
+    Calls,
 }
 
 impl Exercise {
@@ -468,7 +531,30 @@ impl Exercise {
             Exercise::StreamAsleep => "CPU time",
             Exercise::Interfered => "interference",
             Exercise::File => "transfer of a file",
+            Exercise::Call => "calls",
+            Exercise::Fetch => "fetches",
+            Exercise::FetchMany => "fetches, several at a time,",
+            Exercise::Calls => "calls, several at a time,",
         }
+    }
+
+    /// The figure whose sizes are those of it.
+    pub(crate) fn measure(self) -> Measure {
+        match self {
+            Exercise::PingPong => Measure::LatencyNs,
+            Exercise::Stream | Exercise::Interfered => Measure::BandwidthGbS,
+            Exercise::StreamAsleep => Measure::SenderCpuSPerGb,
+            Exercise::File => Measure::FileMbS,
+            Exercise::Call => Measure::CallNs,
+            Exercise::Fetch => Measure::FetchNs,
+            Exercise::FetchMany => Measure::FetchGbS,
+            Exercise::Calls => Measure::CallsPerS,
+        }
+    }
+
+    /// Whether it is one of remote procedure calls.
+    pub(crate) fn is_of_calls(self) -> bool {
+        matches!(self, Exercise::Call | Exercise::Fetch | Exercise::FetchMany | Exercise::Calls)
     }
 }
 
@@ -593,6 +679,9 @@ pub(crate) trait Transport {
             Exercise::PingPong => self.ping(size, count),
             Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => self.pour(size, count),
             Exercise::File => self.send_file(size, count),
+            Exercise::Call | Exercise::Fetch | Exercise::FetchMany | Exercise::Calls => {
+                unreachable!("it makes no calls")
+            }
         }
     }
 
@@ -602,6 +691,9 @@ pub(crate) trait Transport {
             Exercise::PingPong => self.pong(size, count),
             Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => self.drain(size, count),
             Exercise::File => self.receive_file(size, count),
+            Exercise::Call | Exercise::Fetch | Exercise::FetchMany | Exercise::Calls => {
+                unreachable!("it makes no calls")
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `bench wire`, `bench landing` and `bench sockets`: contestants between two network namespaces, in rounds like all
-//! others.
+//! `bench wire`, `bench landing`, `bench sockets` and `bench rpc`: contestants between two network namespaces, in rounds
+//! like all others.
 
 use crate::network::{Keeper, Network, Wire, is_allowed};
 use crate::rounds::{self, Record};
@@ -10,16 +10,17 @@ use std::time::Instant;
 /// Makes the network, measures, and removes the network.
 pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
     let mut record = Record::new(options, began);
+    // Most of what is measured there stays on one host.
+    let hardly = matches!(options.bench, Bench::Sockets | Bench::Rpc);
     let needed = match options.bench {
-        Bench::Sockets => options.contestants_or_default().iter().any(|contestant| contestant.needs_tending()),
+        _ if hardly => options.contestants_or_default().iter().any(|contestant| contestant.needs_tending()),
         _ => true,
     };
     let keeper = if options.loopback || !needed {
         None
     } else if is_allowed() {
         match keeper(options, &mut record.notes) {
-            // Most of what is measured there needs none.
-            Err(BenchError::Network(why)) if options.bench == Bench::Sockets => {
+            Err(BenchError::Network(why)) if hardly => {
                 record.notes.push(format!("OVER LOOPBACK, NOT BETWEEN NAMESPACES: {why}"));
                 None
             }
@@ -43,11 +44,17 @@ pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchErro
         record.notes.push(note.to_owned());
     }
     let network = keeper.as_ref().map_or_else(Network::loopback, |keeper| keeper.network.clone());
-    if options.bench != Bench::Sockets {
-        return rounds::measure(record, &network);
+    match options.bench {
+        Bench::Sockets => {
+            record.notes.extend(crate::sockets::NOTES.map(str::to_owned));
+            rounds::measure(record, &network.of_one_host())
+        }
+        Bench::Rpc => {
+            record.notes.extend(crate::rpc::NOTES.map(str::to_owned));
+            rounds::measure(record, &network)
+        }
+        _ => rounds::measure(record, &network),
     }
-    record.notes.extend(crate::sockets::NOTES.map(str::to_owned));
-    rounds::measure(record, &network.of_one_host())
 }
 
 fn keeper(options: &Options, notes: &mut Vec<String>) -> Result<Keeper, BenchError> {

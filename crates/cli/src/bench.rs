@@ -83,6 +83,49 @@ pub(crate) enum BenchCommand {
     /// Ratios are to `plain`, in the same round. A trial takes about a second, so that a round of everything takes 25.
     #[command(mut_arg("seconds", |seconds| seconds.default_value("120")))]
     Apps(AppsArgs),
+    /// Remote procedure calls, beside redis, memcached, tonic and tarpc
+    ///
+    /// One process calls, another on a CPU of its own answers. Measured are the time of a call that carries nothing, there
+    /// and back (call_ns); of one that is answered by a value of 8 KiB or 1 MiB (fetch_ns); the bytes per second of values
+    /// of 1 MiB, 8 of them under way at a time (fetch_gb_s); and the calls per second over one connection with 1, 2, 4 and
+    /// so on up to 256 calls under way (calls_per_s). Beside them are the messages that carry our calls: their one-way
+    /// latency at 4 B (latency_ns) and their bandwidth (bandwidth_gb_s).
+    ///
+    /// Ratios are to `shm`, in the same round. A table of its own compares each of our contestants to the virtual interface
+    /// that takes the same way: a call to two of its messages, and values to its bandwidth.
+    ///
+    /// Servers of others are programs on loopback, on ports that are free, and are ended whatever happens; one that is not
+    /// installed is named with its Debian package, and its rows are left out, unless --contestants asks for them. As root,
+    /// what goes between hosts is measured between two network namespaces, as `bench wire` makes them; otherwise over
+    /// loopback.
+    Rpc(RpcArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RpcArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Contestants to measure, separated by commas [default: all but those of --peers]
+    ///
+    /// Ours: shm (two processes of one host), udp (between hosts, packets with a checksum), udp-sealed (the same,
+    /// encrypted). The messages that carry them: vi, vi-udp, vi-udp-sealed. Others, over loopback: redis and memcached
+    /// (asked by a client of our own that does as little as it can; a call is PING or `version`, a fetch is GET), and
+    /// those of --peers, tonic and tarpc.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    contestants: Vec<Contestant>,
+    /// What to measure, separated by commas: call_ns, fetch_ns, fetch_gb_s, calls_per_s [default: everything]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = parse_rpc_measure)]
+    measures: Vec<Measure>,
+    /// How many calls to have under way at a time for calls_per_s, separated by commas: 1 to 1024
+    /// [default: 1,2,4,8,16,32,64,128,256]
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = parse_outstanding)]
+    outstanding: Vec<usize>,
+    /// Measure other libraries too, where the program in `peers` has been built: tonic and tarpc
+    #[arg(long)]
+    peers: bool,
+    /// Measure over loopback, as is done without root
+    #[arg(long)]
+    loopback: bool,
 }
 
 #[derive(Debug, Args)]
@@ -203,8 +246,8 @@ pub(crate) struct CommonArgs {
     #[arg(long, value_name = "N", default_value_t = 20.0, value_parser = parse_seconds)]
     seconds: f64,
     /// Sizes to measure, separated by commas: bytes of a message (of `landing`: of the memory that
-    /// is received into; of `sockets`: of one of its files too; of `apps`: of a value, page or file), or numbers of
-    /// connections
+    /// is received into; of `sockets`: of one of its files too; of `apps`: of a value, page or file; of `rpc`: of a value
+    /// that is fetched), or numbers of connections
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     sizes: Vec<usize>,
     /// Measure only while the CPUs are near or far, and wait for it
@@ -230,7 +273,7 @@ enum StateArg {
 }
 
 pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
-    let (mut loopback, mut measures) = (false, Vec::new());
+    let (mut loopback, mut measures, mut outstanding) = (false, Vec::new(), Vec::new());
     let (bench, common, contestants, peers) = match command {
         BenchCommand::Latency(TransportArgs { common, contestants, peers }) => {
             (Bench::Latency, common, contestants, peers)
@@ -257,6 +300,10 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
             measures = args.measures;
             (Bench::Apps, args.common, args.contestants, false)
         }
+        BenchCommand::Rpc(args) => {
+            (loopback, measures, outstanding) = (args.loopback, args.measures, args.outstanding);
+            (Bench::Rpc, args.common, args.contestants, args.peers)
+        }
     };
     let too_large = |size: &&usize| **size > bench.size_max() && !bench.file_sizes().contains(size);
     if let Some(size) = common.sizes.iter().find(too_large) {
@@ -277,6 +324,7 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
         sizes: common.sizes,
         contestants,
         measures,
+        outstanding,
         state: common.state.map(|state| match state {
             StateArg::Near => State::Near,
             StateArg::Far => State::Far,
@@ -313,9 +361,26 @@ pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
 
 /// One of those that `bench apps` measures.
 fn parse_measure(text: &str) -> Result<Measure, String> {
-    let names = Measure::APPS.map(Measure::name).join(", ");
-    let found = Measure::APPS.into_iter().find(|measure| measure.name() == text);
-    found.ok_or_else(|| format!("that is not measured; there are {names}"))
+    measure_among(&Measure::APPS, text)
+}
+
+/// One of those of `bench rpc`.
+fn parse_rpc_measure(text: &str) -> Result<Measure, String> {
+    measure_among(&Measure::RPC, text)
+}
+
+fn measure_among(measures: &[Measure], text: &str) -> Result<Measure, String> {
+    let names: Vec<&str> = measures.iter().map(|measure| measure.name()).collect();
+    let found = measures.iter().copied().find(|measure| measure.name() == text);
+    found.ok_or_else(|| format!("that is not measured; there are {}", names.join(", ")))
+}
+
+/// Calls under way at a time.
+fn parse_outstanding(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=1024).contains(&number) => Ok(number),
+        _ => Err("a number from 1 to 1024 is needed".to_owned()),
+    }
 }
 
 /// Bytes, or with a unit: `64`, `8K`, `1M`.

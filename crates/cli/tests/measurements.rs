@@ -456,6 +456,144 @@ fn strangers_to_lane_and_apps_are_told_who_there_is() {
     }
 }
 
+/// By name, so that a server that is missing is told; beside the messages that carry our calls, as root between
+/// namespaces.
+#[test]
+fn calls_of_servers_are_measured_beside_messages() {
+    let highwire = Highwire::new();
+    let directory = highwire.runtime.path().join("report");
+    let json = highwire.json(&format!(
+        "bench rpc --seconds 8 --contestants vi,vi-udp,vi-udp-sealed,redis,memcached --outstanding 1,16 --json --report {}",
+        directory.display()
+    ));
+    let (messages, servers) = (&["vi", "vi-udp", "vi-udp-sealed"][..], &["redis", "memcached"][..]);
+    let calls = ["call_ns", "fetch_ns", "fetch_gb_s", "calls_per_s"].map(|measure| (measure, servers));
+    check_rows(&json, &[("latency_ns", messages), ("bandwidth_gb_s", messages)]);
+    check_rows(&json, &calls);
+    let sizes =
+        |measure: &str| -> BTreeSet<u64> { medians(&json, measure).into_keys().map(|(_, size)| size).collect() };
+    for (measure, expected) in [
+        ("latency_ns", &[4][..]),
+        ("bandwidth_gb_s", &[1 << 20]),
+        ("call_ns", &[0]),
+        ("fetch_ns", &[8192, 1 << 20]),
+        ("fetch_gb_s", &[1 << 20]),
+        ("calls_per_s", &[1, 16]),
+    ] {
+        assert_eq!(sizes(measure), BTreeSet::from_iter(expected.iter().copied()), "{measure}");
+    }
+    assert!(["veth", "loopback"].contains(&json["network"].as_str().unwrap()), "{json}");
+    let svg = std::fs::read_to_string(directory.join("rpc-calls_per_s.svg")).unwrap();
+    assert!(svg.contains("by calls under way") && svg.contains("16 at a time") && svg.contains("memcached"));
+    assert!(directory.join("rpc-fetch_ns.svg").exists() && directory.join("rpc.json").exists());
+}
+
+/// A stand-in for the program that measures other libraries, which takes a millisecond for whatever it is told.
+const STAND_IN: &str = r#"#!/bin/sh
+case "$1" in
+serve) echo 4000; cat >/dev/null ;;
+call) [ "$3" = 4000 ] || exit 1; echo connected; while read line; do echo "$line" >>"$0.asked"; echo 1000000; done ;;
+esac
+"#;
+
+#[test]
+fn other_libraries_make_calls_where_they_are_wanted() {
+    let highwire = Highwire::new();
+    let program = highwire.runtime.path().join("peers");
+    std::fs::write(&program, STAND_IN).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let line = "bench rpc --seconds 3 --contestants vi --peers --sizes 4K --outstanding 8 --json";
+    let output = highwire.run(line).env("HIGHWIRE_PEERS", &program).assert().success().get_output().stdout.clone();
+    let json: Value = serde_json::from_slice(&output).unwrap();
+    let calls = ["call_ns", "fetch_ns", "fetch_gb_s", "calls_per_s"].map(|measure| (measure, &["tonic", "tarpc"][..]));
+    check_rows(&json, &calls);
+    // It takes the time itself.
+    let calls_ns = medians(&json, "call_ns");
+    let is_whole = |number: f64| (number - number.round()).abs() < 1e-6;
+    assert!(calls_ns.values().all(|median| is_whole(1e6 / median)), "{json}");
+    let asked = std::fs::read_to_string(highwire.runtime.path().join("peers.asked")).unwrap();
+    let words: BTreeSet<&str> = asked.lines().filter_map(|line| line.rsplit_once(' ')).map(|(what, _)| what).collect();
+    assert_eq!(words, BTreeSet::from(["0 1", "4096 1", "4096 8", "0 8"]));
+    // Without the program they are left out, unless they are named.
+    let missing = highwire.runtime.path().join("nowhere");
+    let some = highwire.run("bench rpc --seconds 1 --contestants vi --peers --measures call_ns --json");
+    let output = { some }.env("HIGHWIRE_PEERS", &missing).assert().success().get_output().stdout.clone();
+    for part in ["tonic IS LEFT OUT", "tarpc IS LEFT OUT", "peers/Cargo.toml"] {
+        assert!(text(&output).contains(part), "{part:?} is missing in\n{}", text(&output));
+    }
+    let refused = highwire.run("bench rpc --contestants tonic").env("HIGHWIRE_PEERS", &missing).assert().code(1);
+    let said = text(&refused.get_output().stderr);
+    assert!(said.contains("tonic cannot be measured") && said.contains("peers/Cargo.toml"), "{said}");
+}
+
+#[test]
+fn servers_that_are_missing_are_left_out_of_calls_unless_they_are_named() {
+    let highwire = Highwire::new();
+    let programs = highwire.runtime.path().join("programs");
+    std::fs::create_dir(&programs).unwrap();
+    let mut some = highwire.run("bench rpc --loopback --seconds 2 --measures call_ns --json");
+    let output = some.env("PATH", &programs).assert().success().get_output().stdout.clone();
+    let json: Value = serde_json::from_slice(&output).unwrap();
+    assert!(names(&json, "contestant").contains("vi"), "{json}");
+    assert!(!names(&json, "contestant").contains("redis") && !names(&json, "contestant").contains("memcached"));
+    let notes = json["notes"].to_string();
+    for part in ["redis IS LEFT OUT", "apt install redis-server", "memcached IS LEFT OUT", "apt install memcached"] {
+        assert!(notes.contains(part), "{part:?} is missing in\n{notes}");
+    }
+    let refused = highwire.run("bench rpc --contestants memcached").env("PATH", &programs).assert().code(1);
+    let said = text(&refused.get_output().stderr);
+    assert!(said.contains("memcached cannot be measured") && said.contains("apt install memcached"), "{said}");
+}
+
+#[test]
+fn servers_of_calls_are_gone_after_ctrl_c() {
+    let highwire = Highwire::new();
+    let temporary = highwire.runtime.path();
+    let mut measuring = std::process::Command::new(env!("CARGO_BIN_EXE_highwire"))
+        .args(["bench", "rpc", "--seconds", "30", "--contestants", "redis,memcached", "--measures", "call_ns"])
+        .env("TMPDIR", temporary)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let folder = temporary.join(format!("highwire-bench-{}", measuring.id()));
+    // Each server leads a group of its own.
+    let parent = measuring.id().to_string();
+    let leaders = || -> Vec<String> {
+        let processes = std::fs::read_dir("/proc").unwrap().filter_map(|process| process.ok());
+        let stats = processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
+        let leader = |stat: &String| {
+            let (number, name) = stat.split_once(" (")?;
+            let (name, fields) = name.rsplit_once(')')?;
+            let fields: Vec<&str> = fields.split_whitespace().collect();
+            let serves = fields[1] == parent && (name.starts_with("redis-server") || name == "memcached");
+            serves.then(|| number.to_owned())
+        };
+        stats.filter_map(|stat| leader(&stat)).collect()
+    };
+    wait_until("both servers have started", || leaders().len() == 2);
+    let groups = leaders();
+    let sent = std::process::Command::new("kill").args(["-INT", &measuring.id().to_string()]).status().unwrap();
+    assert!(sent.success() && !measuring.wait().unwrap().success());
+    wait_until("the folder is gone", || !folder.exists());
+    wait_until("the servers are gone", || groups.iter().all(|group| processes_of(group) == 0));
+}
+
+#[test]
+fn strangers_to_calls_are_told_who_there_is() {
+    let highwire = Highwire::new();
+    for (line, parts) in [
+        ("bench rpc --contestants sock", ["sock has no part in `bench rpc`", "udp-sealed"]),
+        ("bench rpc --measures redis_get_c1_rps", ["that is not measured", "call_ns, fetch_ns"]),
+        ("bench rpc --outstanding 0", ["a number from 1 to 1024", "--outstanding"]),
+        ("bench rpc --sizes 2M", ["is more than the 1048576", "bench rpc"]),
+    ] {
+        let said = text(&highwire.run(line).assert().code(2).get_output().stderr);
+        for part in parts {
+            assert!(said.contains(part), "{line}: {part:?} is missing in\n{said}");
+        }
+    }
+}
+
 #[test]
 fn on_one_core_nobody_spins() {
     let json = Highwire::new().json("bench latency --one-core --seconds 2 --sizes 4 --json");

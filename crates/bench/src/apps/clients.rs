@@ -1,6 +1,6 @@
 //! The clients of `bench apps`: what they are asked to do, and what they say about it.
 
-use super::servers::{App, ftp_name, redis_key};
+use super::servers::{App, ftp_name, value_key};
 use crate::launch::{self, Ended, Way, finish};
 use crate::stats::Measure;
 use serde_json::Value;
@@ -81,7 +81,7 @@ impl Client<'_> {
                 let pipeline = if measure == Measure::RedisGetC50P16Rps { 16 } else { 1 };
                 let command = match measure {
                     Measure::RedisSetC1Rps => format!("-t set -d {size}"),
-                    _ => format!("GET {}", redis_key(size)),
+                    _ => format!("GET {}", value_key(size)),
                 };
                 format!("-h 127.0.0.1 -p {port} -c {connections} -P {pipeline} -n {requests} --csv {command}")
             }

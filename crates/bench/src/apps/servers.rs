@@ -55,12 +55,17 @@ impl App {
             App::Vsftpd => Some(("curl", "curl")),
             App::Iperf3 | App::Memcached => None,
         };
+        self.server_missing().or_else(|| missing(client.into_iter()))
+    }
+
+    /// The same of its server alone.
+    pub(crate) fn server_missing(self) -> Option<String> {
         let package = if self == App::Nginx { "nginx-light" } else { self.name() };
-        missing([Some((self.name(), package)), client].into_iter().flatten())
+        missing([(self.name(), package)].into_iter())
     }
 
     /// Its server's arguments, all files of it in `folder`.
-    fn arguments(self, port: u16, folder: &Path, ramdisk: &Path) -> Vec<String> {
+    fn arguments(self, port: u16, sizes: &[usize], folder: &Path, ramdisk: &Path) -> Vec<String> {
         let folder = folder.display().to_string();
         let port = port.to_string();
         let line = match self {
@@ -73,7 +78,10 @@ impl App {
             App::Memcached => {
                 // It refuses to be root unless it is told to.
                 let user = if geteuid().is_root() { " -u root" } else { "" };
-                format!("-l 127.0.0.1 -p {port} -U 0 -t 1 -m 64{user}")
+                // A value is stored with its key, and larger ones than usual have to be allowed.
+                let large = sizes.iter().any(|size| *size > MEMCACHED_BYTES_USUAL);
+                let large = if large { " -I 2m" } else { "" };
+                format!("-l 127.0.0.1 -p {port} -U 0 -t 1 -m 64{large}{user}")
             }
         };
         let mut arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
@@ -119,7 +127,7 @@ impl Server {
         cpu: usize,
         sizes: &[usize],
         folder: &mut Folder,
-        ramdisk: &Ramdisk,
+        ramdisk: Option<&Ramdisk>,
     ) -> Result<Server, BenchError> {
         let missing = || BenchError::Missing(app.missing().unwrap_or_default());
         let program = launch::find(app.name()).ok_or_else(missing)?;
@@ -136,19 +144,19 @@ impl Server {
             }
         }
         let mut served = folder.path().to_owned();
-        if app == App::Vsftpd {
+        if let (App::Vsftpd, Some(ramdisk)) = (app, ramdisk) {
             for size in sizes {
                 served = ramdisk.source(*size)?.parent().map_or(served, Path::to_owned);
             }
         }
         let log = place.join("log");
         let mut command = launch::command(way, cpu, &program)?;
-        command.args(app.arguments(port, &place, &served));
+        command.args(app.arguments(port, sizes, &place, &served));
         let child = in_own_group(&mut command, File::create(&log)?).spawn().map_err(BenchError::Start)?;
         let mut server = Server { child, app, way, port };
         folder.watch(server.child.id())?;
         server.wait_until_it_listens(&log)?;
-        if app == App::Redis {
+        if matches!(app, App::Redis | App::Memcached) {
             for size in sizes {
                 server.store(*size)?;
             }
@@ -175,15 +183,27 @@ impl Server {
         }
     }
 
-    /// Stores a value in redis, and looks whether it is there.
+    /// Stores a value in redis or memcached, and looks whether it is there.
     fn store(&self, size: usize) -> Result<(), BenchError> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let value = page(size);
-        let key = redis_key(size);
-        let mut command = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${size}\r\n", key.len()).into_bytes();
-        command.extend_from_slice(&value);
-        command.extend_from_slice(format!("\r\nGET {key}\r\n").as_bytes());
+        let key = value_key(size);
+        let (set, get, stores, gives) = match self.app {
+            App::Redis => (
+                format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${size}\r\n", key.len()),
+                format!("\r\nGET {key}\r\n"),
+                "+OK\r\n",
+                format!("${size}\r\n"),
+            ),
+            _ => (
+                format!("set {key} 0 0 {size}\r\n"),
+                format!("\r\nget {key}\r\n"),
+                "STORED\r\n",
+                format!("VALUE {key} 0 {size}\r\n"),
+            ),
+        };
+        let command = [set.as_bytes(), &value, get.as_bytes()].concat();
         (&stream).write_all(&command)?;
         let mut answers = BufReader::new(&stream);
         let mut lines = [String::new(), String::new()];
@@ -191,7 +211,7 @@ impl Server {
             answers.read_line(line)?;
         }
         let mut stored = vec![0; size];
-        if lines == ["+OK\r\n".to_owned(), format!("${size}\r\n")] {
+        if lines == [stores.to_owned(), gives] {
             answers.read_exact(&mut stored)?;
         }
         if stored == value {
@@ -199,6 +219,11 @@ impl Server {
         }
         let why = format!("it was to store {size} bytes, and said {:?}", lines.concat());
         Err(BenchError::Program { name: self.app.name(), why })
+    }
+
+    /// Its number.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// CPU time of all its processes so far.
@@ -242,12 +267,12 @@ fn listens(table: &str, port: u16) -> bool {
 }
 
 /// Something of this size to ask for.
-fn page(size: usize) -> Vec<u8> {
+pub(crate) fn page(size: usize) -> Vec<u8> {
     (0..size).map(|place| b'a' + (place % 26) as u8).collect()
 }
 
 /// The key of a value of this size.
-pub(crate) fn redis_key(size: usize) -> String {
+pub(crate) fn value_key(size: usize) -> String {
     format!("value:{size}")
 }
 
@@ -286,6 +311,8 @@ seccomp_sandbox=NO
 xferlog_enable=NO
 ";
 
+/// The largest value that memcached takes by itself, less its key and what else is stored with it.
+const MEMCACHED_BYTES_USUAL: usize = 1_000_000;
 /// The state of a listening socket in the kernel's table.
 const LISTENING: &str = "0A";
 
@@ -325,7 +352,9 @@ mod tests {
         assert!(settings.contains("listen 127.0.0.1:8080;"));
         let ftp = App::Vsftpd.settings(2121, Path::new("/tmp/place")).unwrap().1;
         assert!(ftp.contains("listen_port=2121\n") && ftp.contains("listen_address=127.0.0.1\n"), "{ftp}");
-        let redis = App::Redis.arguments(6379, Path::new("/tmp/place"), Path::new("/dev/shm"));
+        let redis = App::Redis.arguments(6379, &[3], Path::new("/tmp/place"), Path::new("/dev/shm"));
         assert_eq!(redis[redis.len() - 2..], ["--save", ""]);
+        let memcached = |size| App::Memcached.arguments(1, &[size], Path::new(""), Path::new("")).join(" ");
+        assert!(memcached(1 << 20).contains("-I 2m") && !memcached(100).contains("-I"));
     }
 }

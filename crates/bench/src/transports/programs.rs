@@ -10,7 +10,7 @@ use crate::launch::{self, Way, finish};
 use crate::pair::{Link, PATIENCE, Role};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// Writes the program to where both processes start it from.
 pub(crate) fn unpack(folder: &Folder, name: &str, program: &[u8]) -> Result<PathBuf, BenchError> {
@@ -50,13 +50,72 @@ impl Ends {
     }
 }
 
-/// One end of it.
-pub(crate) struct Program {
+/// A program that is told line by line what to do, and answers with a line each.
+pub(crate) struct Talking {
     name: &'static str,
     /// None once it has failed, and was waited for.
     child: Option<Child>,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
+}
+
+impl Talking {
+    /// Starts it; what it says first is still to be heard.
+    pub(crate) fn start(name: &'static str, mut command: Command) -> Result<Talking, BenchError> {
+        let mut child = command.stdin(Stdio::piped()).spawn().map_err(BenchError::Start)?;
+        let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            unreachable!("both were asked for")
+        };
+        Ok(Talking { name, child: Some(child), commands, answers: BufReader::new(answers) })
+    }
+
+    /// Its number; none once it has failed.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Tells it a line, and waits for what it says to it.
+    pub(crate) fn ask(&mut self, line: &str) -> Result<String, BenchError> {
+        if self.commands.write_all(format!("{line}\n").as_bytes()).is_err() {
+            return Err(self.failed());
+        }
+        self.hear()
+    }
+
+    /// The next line that it prints. It ends by itself if it waits in vain.
+    pub(crate) fn hear(&mut self) -> Result<String, BenchError> {
+        let mut line = String::new();
+        match self.answers.read_line(&mut line) {
+            Ok(length) if length > 0 => Ok(line.trim_end().to_owned()),
+            _ => Err(self.failed()),
+        }
+    }
+
+    pub(crate) fn misunderstood(&self, said: &str) -> BenchError {
+        BenchError::Program { name: self.name, why: format!("not understood: {said:?}") }
+    }
+
+    fn failed(&mut self) -> BenchError {
+        let why = self.child.take().map(|child| match finish(child, PATIENCE) {
+            Ok(_) => "it has ended".to_owned(),
+            Err(why) => why,
+        });
+        BenchError::Program { name: self.name, why: why.unwrap_or_default() }
+    }
+}
+
+impl Drop for Talking {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// One end of it.
+pub(crate) struct Program {
+    talking: Talking,
     timing: Option<Timing>,
 }
 
@@ -98,61 +157,21 @@ impl Program {
         program: &Path,
     ) -> Result<(Program, String), BenchError> {
         let Ends { family, wait, .. } = Ends::of(contestant);
-        let mut child = launch::command(way, cpu, program)?
-            .args([role, family, place, wait, &cpu.to_string()])
-            .stdin(Stdio::piped())
-            .spawn()
-            .map_err(BenchError::Start)?;
-        let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            unreachable!("both were asked for")
-        };
-        let answers = BufReader::new(answers);
-        let mut started = Program { name: contestant.name(), child: Some(child), commands, answers, timing: None };
-        let said = started.hear()?;
-        Ok((started, said))
+        let mut command = launch::command(way, cpu, program)?;
+        command.args([role, family, place, wait, &cpu.to_string()]);
+        let mut talking = Talking::start(contestant.name(), command)?;
+        let said = talking.hear()?;
+        Ok((Program { talking, timing: None }, said))
     }
 
     fn burst(&mut self, kind: &str, size: usize, warm: usize, count: usize) -> Result<(), BenchError> {
-        if self.commands.write_all(format!("{kind} {size} {warm} {count}\n").as_bytes()).is_err() {
-            return Err(self.failed());
-        }
-        let said = self.hear()?;
+        let said = self.talking.ask(&format!("{kind} {size} {warm} {count}"))?;
         let numbers: Vec<u64> = said.split_whitespace().filter_map(|number| number.parse().ok()).collect();
         let [nanoseconds, waited_ns] = numbers[..] else {
-            return Err(self.misunderstood(&said));
+            return Err(self.talking.misunderstood(&said));
         };
         self.timing = Some(Timing { nanoseconds: nanoseconds as f64, waited_ns });
         Ok(())
-    }
-
-    /// The next line that it prints. It ends by itself if it waits in vain.
-    fn hear(&mut self) -> Result<String, BenchError> {
-        let mut line = String::new();
-        match self.answers.read_line(&mut line) {
-            Ok(length) if length > 0 => Ok(line.trim_end().to_owned()),
-            _ => Err(self.failed()),
-        }
-    }
-
-    fn misunderstood(&self, said: &str) -> BenchError {
-        BenchError::Program { name: self.name, why: format!("not understood: {said:?}") }
-    }
-
-    fn failed(&mut self) -> BenchError {
-        let why = self.child.take().map(|child| match finish(child, PATIENCE) {
-            Ok(_) => "it has ended".to_owned(),
-            Err(why) => why,
-        });
-        BenchError::Program { name: self.name, why: why.unwrap_or_default() }
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }
 
@@ -203,7 +222,6 @@ const WARM_MESSAGES_MAX: usize = 2000;
 mod tests {
     use super::*;
     use crate::Bench;
-    use std::process::Command;
 
     #[test]
     fn everybody_has_two_ends_and_only_highwires_own_are_started_by_it() {
