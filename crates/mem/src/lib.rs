@@ -38,6 +38,8 @@ mod granted;
 #[cfg(not(loom))]
 mod lent;
 #[cfg(not(loom))]
+mod mapped_file;
+#[cfg(not(loom))]
 mod peer_bytes;
 #[cfg(not(loom))]
 mod pool;
@@ -72,6 +74,7 @@ pub use {
     fork::Process,
     granted::{Granted, Window},
     lent::LentRegion,
+    mapped_file::{MappedFile, Reading},
     owner_lock::{OwnerGuard, OwnerLock},
     peer_bytes::PeerBytes,
     pool::{Pool, PoolError},
