@@ -4,6 +4,7 @@
 //! `probe · trial · probe · trial · probe …`. What the driver tells the peer to do is a [`Command`].
 
 use crate::connections;
+use crate::netmem::{self, Region};
 use crate::pair::{Link, Pair, Role, cpu_ns};
 use crate::rpc;
 use crate::transports::programs::Program;
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     AdmitProgram(Contestant, PathBuf),
     /// Leave the CPU to a program while this contestant runs, until the socket that comes along says so.
     AdmitAsleep(Contestant),
+    /// Donate memory for this region, until the socket that comes along says that its reader is done.
+    AdmitPaged(Contestant, Region),
     /// Run these trials, one after the other.
     Heat(Vec<Start>),
     /// Take part in one probe.
@@ -56,7 +59,8 @@ impl Start {
     /// caches. A stream goes once through a payload area; frames that were just filled are warm.
     fn warm(&self) -> usize {
         match self.exercise {
-            Exercise::File => 0,
+            // What was read before is no longer where it is to be read from.
+            Exercise::File | Exercise::RandomPages | Exercise::Sequential => 0,
             // As many as are to be under way.
             Exercise::Calls => (self.count / 8).max(self.size),
             _ if self.contestant.lands() => landing::buffers(self.size).max(landing::buffers(0)),
@@ -155,6 +159,19 @@ impl Contest {
         self.welcome(contestant, Ok(end))
     }
 
+    /// The same of one who reads a region of which the second process donates memory.
+    pub(crate) fn admit_paged(
+        &mut self,
+        contestant: Contestant,
+        region: Region,
+        done: BorrowedFd<'_>,
+        meet: impl FnOnce(&mut Link) -> Result<Box<dyn Transport>, BenchError>,
+    ) -> Result<(), BenchError> {
+        self.pair.link.tell(&Command::AdmitPaged(contestant, region), &[done])?;
+        let met = meet(&mut self.pair.link);
+        self.welcome(contestant, met)
+    }
+
     fn welcome(
         &mut self,
         contestant: Contestant,
@@ -244,6 +261,10 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
             Command::AdmitAsleep(contestant) => {
                 let awake = descriptors.into_iter().next().ok_or(BenchError::NobodyLeft)?;
                 transports.insert(contestant, rpc::sleep_beside(awake.into()));
+            }
+            Command::AdmitPaged(contestant, region) => {
+                let done = descriptors.into_iter().next().ok_or(BenchError::NobodyLeft)?;
+                transports.insert(contestant, netmem::meet(contestant, link, region, done.into())?);
             }
             Command::Heat(starts) => {
                 link.note_wait();

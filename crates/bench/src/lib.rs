@@ -22,6 +22,7 @@ mod landing;
 mod lane;
 mod launch;
 mod machine;
+mod netmem;
 mod network;
 mod outsiders;
 mod pair;
@@ -50,6 +51,7 @@ pub use stats::{Cost, FLOOR, Measure, Rounds, Row};
 pub use trace::{Stripe, Trace};
 pub use transports::{Contestant, UnknownContestant};
 
+use std::path::PathBuf;
 use std::time::Instant;
 use transports::Exercise;
 
@@ -77,6 +79,8 @@ pub enum Bench {
     Apps,
     /// Remote procedure calls, beside other servers and libraries, and beside the messages that carry them.
     Rpc,
+    /// Memory of other nodes, read page by page, beside a mapped file.
+    Netmem,
 }
 
 impl Bench {
@@ -93,6 +97,7 @@ impl Bench {
             Bench::Lane => "lane",
             Bench::Apps => "apps",
             Bench::Rpc => "rpc",
+            Bench::Netmem => "netmem",
         }
     }
 
@@ -128,6 +133,10 @@ impl Bench {
                 Exercise::Calls => &[1, 2, 4, 8, 16, 32, 64, 128, 256],
                 _ => &[],
             },
+            Bench::Netmem => match exercise {
+                Exercise::RandomPages => &[netmem::PAGE_BYTES],
+                _ => &[1 << 20],
+            },
             // Each of its measures has its own.
             Bench::Apps => &[],
             Bench::Latency | Bench::Bandwidth => &[4, 64, 240, 1024, 4096, 8192, 32768, 65536, 262_144, 1_048_576],
@@ -140,6 +149,7 @@ impl Bench {
     pub fn size_step(self) -> usize {
         match self {
             Bench::Landing => transports::landing::MESSAGE_BYTES,
+            Bench::Netmem => netmem::PAGE_BYTES,
             _ => 1,
         }
     }
@@ -153,6 +163,8 @@ impl Bench {
             Bench::Apps => 1 << 30,
             // More would be too much for memcached.
             Bench::Rpc => 1 << 20,
+            // The smallest region is one such piece.
+            Bench::Netmem => 1 << 20,
             _ => 16 << 20,
         }
     }
@@ -180,6 +192,7 @@ impl Bench {
             Bench::Lane => LANE,
             Bench::Apps => APPS,
             Bench::Rpc => &RPC[..8],
+            Bench::Netmem => NETMEM,
         }
     }
 
@@ -192,6 +205,7 @@ impl Bench {
             Bench::Lane => LANE,
             Bench::Apps => APPS,
             Bench::Rpc => RPC,
+            Bench::Netmem => NETMEM,
             _ => &Contestant::ALL[..11],
         }
     }
@@ -208,18 +222,24 @@ pub struct Options {
     pub sizes: Vec<usize>,
     /// Contestants; none for the usual ones.
     pub contestants: Vec<Contestant>,
-    /// For [`Bench::Apps`] and [`Bench::Rpc`]: what to measure; none for everything.
+    /// For [`Bench::Apps`], [`Bench::Rpc`] and [`Bench::Netmem`]: what to measure; none for everything.
     pub measures: Vec<Measure>,
     /// For [`Bench::Rpc`]: how many calls are under way at a time; none for the usual numbers.
     pub outstanding: Vec<usize>,
+    /// For [`Bench::Netmem`]: bytes of the region that is read, a multiple of the pieces it is read in.
+    pub region_bytes: usize,
+    /// For [`Bench::Netmem`]: bytes of it that its reader may keep in memory of its own.
+    pub budget_bytes: usize,
+    /// For [`Bench::Netmem`]: where files are made; nothing for where this process is.
+    pub directory: Option<PathBuf>,
     /// Measure in this state only, and wait for it.
     pub state: Option<State>,
     /// Both processes on one CPU.
     pub one_core: bool,
     /// Other libraries too.
     pub peers: bool,
-    /// For [`Bench::Wire`], [`Bench::Landing`], [`Bench::Sockets`] and [`Bench::Rpc`]: the loopback device instead of a
-    /// network of its own.
+    /// For [`Bench::Wire`], [`Bench::Landing`], [`Bench::Sockets`], [`Bench::Rpc`] and [`Bench::Netmem`]: the loopback
+    /// device instead of a network of its own.
     pub loopback: bool,
     /// Show a progress bar, where there is a terminal.
     pub progress: bool,
@@ -237,6 +257,9 @@ impl Options {
             contestants: Vec::new(),
             measures: Vec::new(),
             outstanding: Vec::new(),
+            region_bytes: 256 << 20,
+            budget_bytes: 64 << 20,
+            directory: None,
             state: None,
             one_core: false,
             peers: false,
@@ -260,6 +283,8 @@ impl Options {
             (_, Exercise::Calls) if !self.outstanding.is_empty() => self.outstanding.clone(),
             // Those are no bytes.
             (_, Exercise::Calls | Exercise::Call) => usual.collect(),
+            // Pages have one size.
+            (_, Exercise::RandomPages) => usual.collect(),
             _ if self.sizes.is_empty() => usual.collect(),
             (_, Exercise::Interfered) => usual.collect(),
             (Bench::Wire, Exercise::StreamAsleep) | (Bench::Landing, Exercise::Stream) => {
@@ -294,7 +319,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     match options.bench {
         Bench::Connections => connections::run(options, began),
         Bench::Latency | Bench::Bandwidth | Bench::Pipelining => rounds::run(options, began),
-        Bench::Wire | Bench::Landing | Bench::Sockets | Bench::Rpc => wire::run(options, began),
+        Bench::Wire | Bench::Landing | Bench::Sockets | Bench::Rpc | Bench::Netmem => wire::run(options, began),
         Bench::Lane => lane::run(options, began),
         Bench::Apps => apps::run(options, began),
     }
@@ -393,6 +418,10 @@ const RPC: &[Contestant] = &[
     Contestant::Tonic,
     Contestant::Tarpc,
 ];
+
+/// Everybody of `bench netmem`.
+const NETMEM: &[Contestant] =
+    &[Contestant::Vi, Contestant::ViUdp, Contestant::Paged, Contestant::PagedUdp, Contestant::MappedFile];
 
 /// Everybody of `bench apps`.
 const APPS: &[Contestant] = &[Contestant::Plain, Contestant::Highwire];

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 /// Everything that one run of a benchmark says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire`, `landing`, `sockets`, `lane`, `apps`
-    /// or `rpc`.
+    /// Which benchmark: `latency`, `bandwidth`, `pipelining`, `connections`, `wire`, `landing`, `sockets`, `lane`, `apps`,
+    /// `rpc` or `netmem`.
     pub bench: String,
     /// The command line.
     pub command: String,
@@ -288,6 +288,8 @@ pub(crate) fn title(measure: Measure) -> &'static str {
         Measure::FetchNs => "A value fetched, there and back",
         Measure::FetchGbS => "Values fetched, several at a time",
         Measure::CallsPerS => "Calls per second over one connection",
+        Measure::RandomPageNs => "A page, in random order",
+        Measure::SequentialGbS => "Reading from one end to the other",
         Measure::RedisGetC1Rps => "redis GET, one connection",
         Measure::RedisSetC1Rps => "redis SET, one connection",
         Measure::RedisGetC50Rps => "redis GET, 50 connections",
@@ -326,12 +328,13 @@ pub(crate) fn bytes_label(bytes: u64) -> String {
 /// The unit in which a value is told, and how many of the measure's own units it is.
 fn unit(measure: Measure, value: f64) -> (&'static str, f64) {
     use Measure::{BandwidthGbS, CallNs, CallsPerS, FetchGbS, FetchNs, Iperf3GbS, LatencyNs, MessagesPerS};
+    use Measure::{RandomPageNs, SequentialGbS};
     match measure {
-        LatencyNs | CallNs | FetchNs if value >= 999_500.0 => ("ms", 1e6),
-        LatencyNs | CallNs | FetchNs if value >= 999.5 => ("µs", 1e3),
-        LatencyNs | CallNs | FetchNs => ("ns", 1.0),
-        BandwidthGbS | FetchGbS | Iperf3GbS if value < 0.9995 => ("MB/s", 1e-3),
-        BandwidthGbS | FetchGbS | Iperf3GbS => ("GB/s", 1.0),
+        LatencyNs | CallNs | FetchNs | RandomPageNs if value >= 999_500.0 => ("ms", 1e6),
+        LatencyNs | CallNs | FetchNs | RandomPageNs if value >= 999.5 => ("µs", 1e3),
+        LatencyNs | CallNs | FetchNs | RandomPageNs => ("ns", 1.0),
+        BandwidthGbS | FetchGbS | SequentialGbS | Iperf3GbS if value < 0.9995 => ("MB/s", 1e-3),
+        BandwidthGbS | FetchGbS | SequentialGbS | Iperf3GbS => ("GB/s", 1.0),
         _ if matches!(measure, MessagesPerS | CallsPerS) || measure.counts_requests() => match value {
             value if value >= 999_500.0 => ("M/s", 1e6),
             value if value >= 999.5 => ("k/s", 1e3),
@@ -476,6 +479,8 @@ pub(crate) mod tests {
             Measure::FetchNs,
             Measure::FetchGbS,
             Measure::CallsPerS,
+            Measure::RandomPageNs,
+            Measure::SequentialGbS,
         ]
         .into_iter()
         .chain(Measure::APPS)

@@ -9,6 +9,7 @@
 
 use crate::contest::{Burst, Contest, Start, WARM_AREA_BYTES};
 use crate::folder::Folder;
+use crate::netmem;
 use crate::network::Network;
 use crate::outsiders::Outsiders;
 use crate::pair::{Link, Pair};
@@ -49,13 +50,16 @@ pub(crate) fn measure(mut record: Record<'_>, network: &Network) -> Result<Repor
     let mut lost = Vec::new();
     for contestant in &contestants {
         match &mut folder {
+            _ if contestant.reads_pages() => {
+                if let Err(why) = netmem::admit(&mut contest, *contestant, options) {
+                    record.leave_out(*contestant, why)?;
+                    lost.push(*contestant);
+                }
+            }
             Some(folder) if contestant.is_served() => {
                 let sizes = [options.sizes_of(Exercise::Fetch), options.sizes_of(Exercise::FetchMany)].concat();
                 if let Err(why) = rpc::admit(&mut contest, *contestant, &sizes, folder) {
-                    if options.contestants.contains(contestant) {
-                        return Err(why);
-                    }
-                    record.notes.push(format!("{contestant} FAILED, and takes no part: {why}"));
+                    record.leave_out(*contestant, why)?;
                     lost.push(*contestant);
                 }
             }
@@ -227,6 +231,15 @@ impl<'a> Record<'a> {
         }
     }
 
+    /// Tells that somebody cannot take part; where it was asked for by name, the run ends.
+    fn leave_out(&mut self, contestant: Contestant, why: BenchError) -> Result<(), BenchError> {
+        if self.options.contestants.contains(&contestant) {
+            return Err(why);
+        }
+        self.notes.push(format!("{contestant} IS LEFT OUT: {why}"));
+        Ok(())
+    }
+
     fn note_left_out(&mut self, cards: impl Iterator<Item = (Exercise, usize)>) {
         let bench = self.options.bench.name();
         let label = |(exercise, size): (Exercise, usize)| {
@@ -351,7 +364,7 @@ fn entrants(options: &Options, link: &Link, notes: &mut Vec<String>) -> Result<V
     leave_out(cannot, "there is no device with its offloads off");
     let mut here = Vec::new();
     for contestant in can {
-        match rpc::missing(contestant) {
+        match rpc::missing(contestant).or_else(|| netmem::missing(contestant)) {
             None => here.push(contestant),
             Some(why) if options.contestants.contains(&contestant) => {
                 return Err(BenchError::Missing(format!("{contestant} cannot be measured: {why}")));
@@ -379,6 +392,7 @@ fn calibrate(
             Exercise::PingPong | Exercise::Call | Exercise::Fetch => 4,
             Exercise::FetchMany => 16,
             Exercise::Calls => 2 * size,
+            Exercise::RandomPages | Exercise::Sequential => 16,
             Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered | Exercise::File => {
                 (WARM_AREA_BYTES / largest.unwrap_or(1)).clamp(4, 500)
             }
@@ -386,9 +400,11 @@ fn calibrate(
     }
     contest.heat(&starts)?;
     // A few messages take as long as it takes to begin: what they say is tried, and corrected.
-    let corrected = matches!(bench, Bench::Wire | Bench::Sockets | Bench::Lane) && exercise == Exercise::PingPong
-        || exercise.is_of_calls();
-    let tries = if corrected { 3 } else { 1 };
+    let tries = match bench {
+        Bench::Wire | Bench::Sockets | Bench::Lane if exercise == Exercise::PingPong => 3,
+        Bench::Rpc | Bench::Netmem => 2,
+        _ => 1,
+    };
     let (mut warm, mut expected) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..tries {
         let clock = Instant::now();
@@ -399,8 +415,11 @@ fn calibrate(
             let each = burst.nanoseconds / start.count as f64;
             start.count = match bench {
                 Bench::Rpc if start.exercise.is_of_calls() => calls(start, each),
-                Bench::Rpc if start.contestant.needs_tending() => messages_on_a_wire(start.exercise, each),
-                Bench::Rpc => messages(start.contestant, start.exercise, start.size, each),
+                Bench::Netmem if start.exercise.is_of_pages() => pages(start, each),
+                Bench::Rpc | Bench::Netmem if start.contestant.needs_tending() => {
+                    messages_on_a_wire(start.exercise, each)
+                }
+                Bench::Rpc | Bench::Netmem => messages(start.contestant, start.exercise, start.size, each),
                 Bench::Wire | Bench::Landing => messages_on_a_wire(exercise, each),
                 Bench::Lane => messages_of_a_program(exercise, size, each),
                 Bench::Sockets if !matches!(start.contestant, Contestant::Vi | Contestant::ViBuffered) => {
@@ -459,6 +478,15 @@ fn calls(start: &Start, each_ns: f64) -> usize {
     ((nanoseconds / each_ns.max(1.0)) as usize).clamp(least, CALLS_MAX)
 }
 
+/// How many pages or pieces of a region a trial has. None of them comes twice where the region is of the usual size.
+fn pages(start: &Start, each_ns: f64) -> usize {
+    let (nanoseconds, most) = match start.exercise {
+        Exercise::RandomPages => (RANDOM_PAGES_NS, RANDOM_PAGES_MAX),
+        _ => (SEQUENTIAL_NS, SEQUENTIAL_BYTES_MAX / start.size),
+    };
+    ((nanoseconds / each_ns.max(1.0)) as usize).clamp(16, most.max(16))
+}
+
 /// The same of a stream socket. Much is under way at a time; nothing of it needs a place of its own in the caches.
 fn messages_of_a_stream(start: &Start, each_ns: f64) -> usize {
     let nanoseconds = match (start.exercise, start.contestant.needs_tending()) {
@@ -501,6 +529,7 @@ impl Bench {
             Bench::Wire => &[Exercise::PingPong, Exercise::Stream, Exercise::StreamAsleep],
             Bench::Landing => &[Exercise::Stream, Exercise::StreamAsleep, Exercise::Interfered],
             Bench::Sockets => &[Exercise::PingPong, Exercise::Stream, Exercise::File],
+            Bench::Netmem => &[Exercise::RandomPages, Exercise::Sequential],
             Bench::Rpc => &[Exercise::Call, Exercise::Fetch, Exercise::FetchMany, Exercise::Calls],
             Bench::Apps => &[],
         }
@@ -524,8 +553,10 @@ impl Bench {
             (Exercise::Fetch, _) => vec![(Measure::FetchNs, nanoseconds / count)],
             (Exercise::FetchMany, _) => vec![(Measure::FetchGbS, bandwidth)],
             (Exercise::Calls, _) => vec![(Measure::CallsPerS, count * 1e9 / nanoseconds)],
+            (Exercise::RandomPages, _) => vec![(Measure::RandomPageNs, nanoseconds / count)],
+            (Exercise::Sequential, _) => vec![(Measure::SequentialGbS, bandwidth)],
             (Exercise::File, _) => vec![(Measure::FileMbS, 1e3 * bandwidth)],
-            (Exercise::Stream, Bench::Pipelining | Bench::Wire | Bench::Lane | Bench::Rpc) => {
+            (Exercise::Stream, Bench::Pipelining | Bench::Wire | Bench::Lane | Bench::Rpc | Bench::Netmem) => {
                 vec![(Measure::BandwidthGbS, bandwidth)]
             }
             (Exercise::Stream, Bench::Landing) if start.contestant.has_destination() => {
@@ -598,6 +629,11 @@ const CALLS_NS: f64 = 2_000_000.0;
 const CALLS_LEAST: usize = 16;
 const CALLS_MAX: usize = 50_000;
 const FETCHES_NS: f64 = 10_000_000.0;
+/// Some dozens of reads of a disk, and a good part of the region where nothing has to be read from there.
+const RANDOM_PAGES_NS: f64 = 20_000_000.0;
+const RANDOM_PAGES_MAX: usize = 4096;
+const SEQUENTIAL_NS: f64 = 40_000_000.0;
+const SEQUENTIAL_BYTES_MAX: usize = 128 << 20;
 /// Long against all that a stream takes before its reader reads.
 const STREAM_SOCKET_NS: f64 = 2_000_000.0;
 const WIRE_STREAM_SOCKET_NS: f64 = 10_000_000.0;
@@ -658,6 +694,30 @@ mod tests {
         assert_eq!(calls(&start(Exercise::Fetch, 1 << 20), 1e9), 4);
         assert_eq!(calls(&start(Exercise::Calls, 256), 1e9), 1024);
         assert_eq!(calls(&start(Exercise::Calls, 1), 1.0), CALLS_MAX);
+    }
+
+    #[test]
+    fn what_is_chosen_of_calls_and_pages_is_measured() {
+        let usual = Options::new(Bench::Rpc);
+        let of = |options: &Options, wanted| -> Vec<usize> {
+            options.programme().into_iter().filter(|(exercise, _)| *exercise == wanted).map(|(_, size)| size).collect()
+        };
+        assert_eq!(of(&usual, Exercise::Call), [0]);
+        assert_eq!(of(&usual, Exercise::Fetch), [8192, 1 << 20]);
+        assert_eq!(of(&usual, Exercise::FetchMany), [1 << 20]);
+        assert_eq!(of(&usual, Exercise::Calls), [1, 2, 4, 8, 16, 32, 64, 128, 256]);
+        let chosen = Options { sizes: vec![64], outstanding: vec![7, 3], ..usual.clone() };
+        assert_eq!(of(&chosen, Exercise::Call), [0]);
+        assert_eq!([of(&chosen, Exercise::Fetch), of(&chosen, Exercise::FetchMany)], [[64], [64]]);
+        assert_eq!(of(&chosen, Exercise::Calls), [3, 7]);
+        let one = Options { measures: vec![Measure::CallsPerS], ..chosen };
+        assert_eq!(one.programme(), [(Exercise::Calls, 3), (Exercise::Calls, 7)]);
+        let pages = Options { sizes: vec![65536], ..Options::new(Bench::Netmem) };
+        assert_eq!(pages.programme(), [(Exercise::RandomPages, 4096), (Exercise::Sequential, 65536)]);
+        // Other libraries take part where they are wanted.
+        assert!(!usual.contestants_or_default().contains(&Contestant::Tarpc));
+        let peers = Options { peers: true, contestants: vec![Contestant::Redis], ..usual };
+        assert_eq!(peers.contestants_or_default(), [Contestant::Redis, Contestant::Tonic, Contestant::Tarpc]);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub(crate) fn floor(bench: &str, measure: Measure, contestant: &str) -> &'static
         ("lane", _) => Contestant::TcpBlock.name(),
         ("apps", _) => Contestant::Plain.name(),
         ("rpc", _) => Contestant::Shm.name(),
+        ("netmem", _) => Contestant::MappedFile.name(),
         ("wire", Measure::LatencyNs) => Contestant::UdpSpin.name(),
         ("wire", _) => Contestant::TcpBlock.name(),
         ("landing", _) => Contestant::Copying.name(),
@@ -95,6 +96,10 @@ pub enum Measure {
     FetchGbS,
     /// Calls in a second over one connection, as many under way at a time as the size says.
     CallsPerS,
+    /// A page of a region, in random order.
+    RandomPageNs,
+    /// Bytes of a region in a nanosecond, from one end to the other.
+    SequentialGbS,
     /// Requests of redis in a second: GET over one connection.
     #[serde(rename = "redis_get_c1_rps")]
     RedisGetC1Rps,
@@ -145,6 +150,9 @@ impl Measure {
     /// Those that `bench rpc` has of its own, in the order of its reports.
     pub const RPC: [Measure; 4] = [Measure::CallNs, Measure::FetchNs, Measure::FetchGbS, Measure::CallsPerS];
 
+    /// Those that `bench netmem` has of its own.
+    pub const NETMEM: [Measure; 2] = [Measure::RandomPageNs, Measure::SequentialGbS];
+
     /// Its name, as in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -163,6 +171,8 @@ impl Measure {
             Measure::FetchNs => "fetch_ns",
             Measure::FetchGbS => "fetch_gb_s",
             Measure::CallsPerS => "calls_per_s",
+            Measure::RandomPageNs => "random_page_ns",
+            Measure::SequentialGbS => "sequential_gb_s",
             Measure::RedisGetC1Rps => "redis_get_c1_rps",
             Measure::RedisSetC1Rps => "redis_set_c1_rps",
             Measure::RedisGetC50Rps => "redis_get_c50_rps",
@@ -178,9 +188,9 @@ impl Measure {
 
     /// True if less is better.
     pub fn less_is_better(self) -> bool {
-        use Measure::{BandwidthGbS, CallsPerS, FetchGbS, FileMbS, MessagesPerS, SuccessPercent};
+        use Measure::{BandwidthGbS, CallsPerS, FetchGbS, FileMbS, MessagesPerS, SequentialGbS, SuccessPercent};
         let more = matches!(self, BandwidthGbS | MessagesPerS | SuccessPercent | FileMbS | FetchGbS | CallsPerS);
-        !more && !Measure::APPS.contains(&self)
+        !more && self != SequentialGbS && !Measure::APPS.contains(&self)
     }
 
     /// True if a trial is longer than a state of the machine may be, so that it is of none.
@@ -266,7 +276,7 @@ pub struct Row {
     /// Median over the rounds of the ratio to the floor (`raw-ring`; in `bench wire`, `udp-spin` for
     /// latency and `tcp-block` for the rest; in `bench landing`, `copying`; in `bench sockets`, `vi` for latency,
     /// `vi-buffered` for bandwidth, `tcp-nagle` for messages and `copy` for files; in `bench lane`, the same program
-    /// over TCP that waits in the same way; in `bench apps`, `plain`; in `bench rpc`, `shm`); nothing where that did not take
+    /// over TCP that waits in the same way; in `bench apps`, `plain`; in `bench rpc`, `shm`; in `bench netmem`, `mapped-file`); nothing where that did not take
     /// part.
     pub of_floor: Option<f64>,
     /// In `bench rpc`: the median over the rounds of the ratio to the virtual interface that takes the same way, to two

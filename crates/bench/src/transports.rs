@@ -152,11 +152,17 @@ pub enum Contestant {
     Tonic,
     /// Remote procedure calls by tarpc, over loopback.
     Tarpc,
+    /// Memory that another process donates, read page by page.
+    Paged,
+    /// The same of another host.
+    PagedUdp,
+    /// A file on a disk, mapped, of which nothing is in memory.
+    MappedFile,
 }
 
 impl Contestant {
     /// Everybody, in the order of reports.
-    pub const ALL: [Contestant; 58] = [
+    pub const ALL: [Contestant; 61] = [
         Contestant::RawRing,
         Contestant::Vi,
         Contestant::ViBuffered,
@@ -215,6 +221,9 @@ impl Contestant {
         Contestant::Memcached,
         Contestant::Tonic,
         Contestant::Tarpc,
+        Contestant::Paged,
+        Contestant::PagedUdp,
+        Contestant::MappedFile,
     ];
 
     /// Its name, as in reports.
@@ -278,6 +287,9 @@ impl Contestant {
             Contestant::Memcached => "memcached",
             Contestant::Tonic => "tonic",
             Contestant::Tarpc => "tarpc",
+            Contestant::Paged => "paged",
+            Contestant::PagedUdp => "paged-udp",
+            Contestant::MappedFile => "mapped-file",
         }
     }
 
@@ -295,14 +307,15 @@ impl Contestant {
         }
     }
 
-    /// What it does while others do this exercise with this size, if anything. Virtual interfaces make no calls: they are
-    /// measured beside them with the messages that calls are made of.
+    /// What it does while others do this exercise with this size, if anything. Virtual interfaces make no calls and fetch
+    /// no pages: they are measured beside them with the messages that both are made of.
     pub(crate) fn part(self, exercise: Exercise, size: usize) -> Option<(Exercise, usize)> {
         let is_reference = matches!(self, Contestant::Vi | Contestant::ViUdp | Contestant::ViUdpSealed);
         match exercise {
             Exercise::Call if is_reference => Some((Exercise::PingPong, rpc::REFERENCE_BYTES)),
-            Exercise::FetchMany if is_reference => Some((Exercise::Stream, size)),
-            _ if exercise.is_of_calls() => (!is_reference).then_some((exercise, size)),
+            Exercise::RandomPages if is_reference => Some((Exercise::PingPong, size)),
+            Exercise::FetchMany | Exercise::Sequential if is_reference => Some((Exercise::Stream, size)),
+            _ if exercise.is_of_calls() || exercise.is_of_pages() => (!is_reference).then_some((exercise, size)),
             _ => self.takes_part(exercise, size).then_some((exercise, size)),
         }
     }
@@ -351,6 +364,7 @@ impl Contestant {
                 | Contestant::SockUdpSealed
                 | Contestant::Udp
                 | Contestant::UdpSealed
+                | Contestant::PagedUdp
         ) || self.lands()
     }
 
@@ -382,6 +396,11 @@ impl Contestant {
         matches!(self, Contestant::Redis | Contestant::Memcached | Contestant::Tonic | Contestant::Tarpc)
     }
 
+    /// Whether it reads a region page by page.
+    pub(crate) fn reads_pages(self) -> bool {
+        matches!(self, Contestant::Paged | Contestant::PagedUdp | Contestant::MappedFile)
+    }
+
     /// Bytes of a message at this size.
     pub(crate) fn message_bytes(self, size: usize) -> usize {
         if self.lands() { landing::MESSAGE_BYTES } else { size }
@@ -398,6 +417,7 @@ impl Contestant {
         matches!(self, SockBlock | SockHandler | SockNotify | TcpBlock | TcpNagle | TcpNoOffload | UnixBlock)
             || matches!(self, Contestant::RunBlock | Contestant::RunOneEnd)
             || self.is_served()
+            || self == Contestant::MappedFile
             || exercise == Exercise::File
     }
 
@@ -472,7 +492,10 @@ impl Contestant {
             | Contestant::Redis
             | Contestant::Memcached
             | Contestant::Tonic
-            | Contestant::Tarpc => unreachable!("{self} is a program, and met as such"),
+            | Contestant::Tarpc
+            | Contestant::Paged
+            | Contestant::PagedUdp
+            | Contestant::MappedFile => unreachable!("{self} is met in another way"),
         }
     }
 }
@@ -520,6 +543,10 @@ pub(crate) enum Exercise {
     FetchMany,
     /// Calls without arguments or results, as many at a time as the size says.
     Calls,
+    /// Pages of a region, in random order.
+    RandomPages,
+    /// Pieces of a region, one after the other.
+    Sequential,
 }
 
 impl Exercise {
@@ -535,6 +562,8 @@ impl Exercise {
             Exercise::Fetch => "fetches",
             Exercise::FetchMany => "fetches, several at a time,",
             Exercise::Calls => "calls, several at a time,",
+            Exercise::RandomPages => "random pages",
+            Exercise::Sequential => "sequential pieces",
         }
     }
 
@@ -549,12 +578,19 @@ impl Exercise {
             Exercise::Fetch => Measure::FetchNs,
             Exercise::FetchMany => Measure::FetchGbS,
             Exercise::Calls => Measure::CallsPerS,
+            Exercise::RandomPages => Measure::RandomPageNs,
+            Exercise::Sequential => Measure::SequentialGbS,
         }
     }
 
     /// Whether it is one of remote procedure calls.
     pub(crate) fn is_of_calls(self) -> bool {
         matches!(self, Exercise::Call | Exercise::Fetch | Exercise::FetchMany | Exercise::Calls)
+    }
+
+    /// Whether it is one of reading a region.
+    pub(crate) fn is_of_pages(self) -> bool {
+        matches!(self, Exercise::RandomPages | Exercise::Sequential)
     }
 }
 
@@ -679,9 +715,7 @@ pub(crate) trait Transport {
             Exercise::PingPong => self.ping(size, count),
             Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => self.pour(size, count),
             Exercise::File => self.send_file(size, count),
-            Exercise::Call | Exercise::Fetch | Exercise::FetchMany | Exercise::Calls => {
-                unreachable!("it makes no calls")
-            }
+            _ => unreachable!("it only sends messages and files"),
         }
     }
 
@@ -691,9 +725,7 @@ pub(crate) trait Transport {
             Exercise::PingPong => self.pong(size, count),
             Exercise::Stream | Exercise::StreamAsleep | Exercise::Interfered => self.drain(size, count),
             Exercise::File => self.receive_file(size, count),
-            Exercise::Call | Exercise::Fetch | Exercise::FetchMany | Exercise::Calls => {
-                unreachable!("it makes no calls")
-            }
+            _ => unreachable!("it only sends messages and files"),
         }
     }
 }

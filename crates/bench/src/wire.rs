@@ -1,5 +1,5 @@
-//! `bench wire`, `bench landing`, `bench sockets` and `bench rpc`: contestants between two network namespaces, in rounds
-//! like all others.
+//! `bench wire`, `bench landing`, `bench sockets`, `bench rpc` and `bench netmem`: contestants between two network
+//! namespaces, in rounds like all others.
 
 use crate::network::{Keeper, Network, Wire, is_allowed};
 use crate::rounds::{self, Record};
@@ -11,7 +11,7 @@ use std::time::Instant;
 pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchError> {
     let mut record = Record::new(options, began);
     // Most of what is measured there stays on one host.
-    let hardly = matches!(options.bench, Bench::Sockets | Bench::Rpc);
+    let hardly = matches!(options.bench, Bench::Sockets | Bench::Rpc | Bench::Netmem);
     let needed = match options.bench {
         _ if hardly => options.contestants_or_default().iter().any(|contestant| contestant.needs_tending()),
         _ => true,
@@ -51,6 +51,10 @@ pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchErro
         }
         Bench::Rpc => {
             record.notes.extend(crate::rpc::NOTES.map(str::to_owned));
+            rounds::measure(record, &network)
+        }
+        Bench::Netmem => {
+            record.notes.extend(crate::netmem::notes(options));
             rounds::measure(record, &network)
         }
         _ => rounds::measure(record, &network),

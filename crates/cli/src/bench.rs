@@ -99,6 +99,45 @@ pub(crate) enum BenchCommand {
     /// what goes between hosts is measured between two network namespaces, as `bench wire` makes them; otherwise over
     /// loopback.
     Rpc(RpcArgs),
+    /// Memory of other nodes, read page by page, beside a mapped file on the disk
+    ///
+    /// A region is read that has four times the memory that its reader may keep for it. Measured are the time of a page of
+    /// 4 KiB where pages are read in random order (random_page_ns), and the bytes per second where it is read in pieces of
+    /// 1 MiB from one end to the other (sequential_gb_s). Beside them are the messages that carry pages: their one-way
+    /// latency at 4 KiB (latency_ns) and their bandwidth at 1 MiB (bandwidth_gb_s).
+    ///
+    /// Ratios are to `mapped-file`, in the same round: a file without a name, in the current directory or in that of --dir,
+    /// of which nothing is in memory before each trial; that is looked after, and a directory whose files are in memory is
+    /// refused. As root, what goes between hosts is measured between two network namespaces, as `bench wire` makes them;
+    /// otherwise over loopback.
+    Netmem(NetmemArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NetmemArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Contestants to measure, separated by commas [default: all]
+    ///
+    /// Ours: paged (memory of another process), paged-udp (of another host). The messages that carry pages: vi, vi-udp.
+    /// And mapped-file.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    contestants: Vec<Contestant>,
+    /// What to measure, separated by commas: random_page_ns, sequential_gb_s [default: both]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = parse_netmem_measure)]
+    measures: Vec<Measure>,
+    /// Bytes of the region that is read, a multiple of 1M
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_region)]
+    region: usize,
+    /// Bytes of it that its reader may keep in memory of its own [default: a quarter of the region]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    budget: Option<usize>,
+    /// Make the file in this directory [default: the current one]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Measure over loopback, as is done without root
+    #[arg(long)]
+    loopback: bool,
 }
 
 #[derive(Debug, Args)]
@@ -247,7 +286,7 @@ pub(crate) struct CommonArgs {
     seconds: f64,
     /// Sizes to measure, separated by commas: bytes of a message (of `landing`: of the memory that
     /// is received into; of `sockets`: of one of its files too; of `apps`: of a value, page or file; of `rpc`: of a value
-    /// that is fetched), or numbers of connections
+    /// that is fetched; of `netmem`: of a piece), or numbers of connections
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     sizes: Vec<usize>,
     /// Measure only while the CPUs are near or far, and wait for it
@@ -274,6 +313,7 @@ enum StateArg {
 
 pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
     let (mut loopback, mut measures, mut outstanding) = (false, Vec::new(), Vec::new());
+    let Options { mut region_bytes, mut budget_bytes, mut directory, .. } = Options::new(Bench::Netmem);
     let (bench, common, contestants, peers) = match command {
         BenchCommand::Latency(TransportArgs { common, contestants, peers }) => {
             (Bench::Latency, common, contestants, peers)
@@ -300,6 +340,12 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
             measures = args.measures;
             (Bench::Apps, args.common, args.contestants, false)
         }
+        BenchCommand::Netmem(args) => {
+            (loopback, measures) = (args.loopback, args.measures);
+            (region_bytes, directory) = (args.region, args.dir);
+            budget_bytes = args.budget.unwrap_or(region_bytes / 4);
+            (Bench::Netmem, args.common, args.contestants, false)
+        }
         BenchCommand::Rpc(args) => {
             (loopback, measures, outstanding) = (args.loopback, args.measures, args.outstanding);
             (Bench::Rpc, args.common, args.contestants, args.peers)
@@ -325,6 +371,9 @@ pub(crate) fn run(command: BenchCommand) -> anyhow::Result<()> {
         contestants,
         measures,
         outstanding,
+        region_bytes,
+        budget_bytes,
+        directory,
         state: common.state.map(|state| match state {
             StateArg::Near => State::Near,
             StateArg::Far => State::Far,
@@ -367,6 +416,19 @@ fn parse_measure(text: &str) -> Result<Measure, String> {
 /// One of those of `bench rpc`.
 fn parse_rpc_measure(text: &str) -> Result<Measure, String> {
     measure_among(&Measure::RPC, text)
+}
+
+/// One of those of `bench netmem`.
+fn parse_netmem_measure(text: &str) -> Result<Measure, String> {
+    measure_among(&Measure::NETMEM, text)
+}
+
+/// A region, which is read in pieces.
+fn parse_region(text: &str) -> Result<usize, String> {
+    match parse_size(text) {
+        Ok(size) if size.is_multiple_of(1 << 20) && size <= 64 << 30 => Ok(size),
+        _ => Err("a size from 1M to 65536M is needed, in whole M".to_owned()),
+    }
 }
 
 fn measure_among(measures: &[Measure], text: &str) -> Result<Measure, String> {

@@ -463,10 +463,10 @@ fn calls_of_servers_are_measured_beside_messages() {
     let highwire = Highwire::new();
     let directory = highwire.runtime.path().join("report");
     let json = highwire.json(&format!(
-        "bench rpc --seconds 8 --contestants vi,vi-udp,vi-udp-sealed,redis,memcached --outstanding 1,16 --json --report {}",
+        "bench rpc --seconds 10 --contestants vi,vi-udp,redis,memcached --sizes 8K,64K --outstanding 1,16 --json --report {}",
         directory.display()
     ));
-    let (messages, servers) = (&["vi", "vi-udp", "vi-udp-sealed"][..], &["redis", "memcached"][..]);
+    let (messages, servers) = (&["vi", "vi-udp"][..], &["redis", "memcached"][..]);
     let calls = ["call_ns", "fetch_ns", "fetch_gb_s", "calls_per_s"].map(|measure| (measure, servers));
     check_rows(&json, &[("latency_ns", messages), ("bandwidth_gb_s", messages)]);
     check_rows(&json, &calls);
@@ -474,10 +474,10 @@ fn calls_of_servers_are_measured_beside_messages() {
         |measure: &str| -> BTreeSet<u64> { medians(&json, measure).into_keys().map(|(_, size)| size).collect() };
     for (measure, expected) in [
         ("latency_ns", &[4][..]),
-        ("bandwidth_gb_s", &[1 << 20]),
+        ("bandwidth_gb_s", &[8192, 65536]),
         ("call_ns", &[0]),
-        ("fetch_ns", &[8192, 1 << 20]),
-        ("fetch_gb_s", &[1 << 20]),
+        ("fetch_ns", &[8192, 65536]),
+        ("fetch_gb_s", &[8192, 65536]),
         ("calls_per_s", &[1, 16]),
     ] {
         assert_eq!(sizes(measure), BTreeSet::from_iter(expected.iter().copied()), "{measure}");
@@ -591,6 +591,46 @@ fn strangers_to_calls_are_told_who_there_is() {
         for part in parts {
             assert!(said.contains(part), "{line}: {part:?} is missing in\n{said}");
         }
+    }
+}
+
+/// In the folder of the source, which is on a disk.
+#[test]
+fn pages_of_a_cold_file_are_measured_beside_messages() {
+    let highwire = Highwire::new();
+    let directory = highwire.runtime.path().join("report");
+    let json = highwire.json(&format!(
+        "bench netmem --seconds 8 --contestants vi,mapped-file --region 32M --dir {} --json --report {}",
+        env!("CARGO_MANIFEST_DIR"),
+        directory.display()
+    ));
+    check_rows(&json, &[("latency_ns", &["vi"]), ("bandwidth_gb_s", &["vi"])]);
+    check_rows(&json, &[("random_page_ns", &["mapped-file"]), ("sequential_gb_s", &["mapped-file"])]);
+    assert_eq!(sizes(&json), BTreeSet::from([4096, 1 << 20]));
+    assert!(json["notes"].to_string().contains("32 MiB, of which a reader may keep 8 MiB"), "{json}");
+    for plot in ["netmem-random_page_ns.svg", "netmem-sequential_gb_s.svg"] {
+        assert!(std::fs::read_to_string(directory.join(plot)).unwrap().contains("mapped-file"), "{plot}");
+    }
+}
+
+#[test]
+fn a_file_that_is_in_memory_anyway_is_left_out_unless_it_is_named() {
+    let highwire = Highwire::new();
+    let line = "bench netmem --loopback --seconds 2 --region 1M --measures random_page_ns --dir /dev/shm";
+    let json = highwire.json(&format!("{line} --json"));
+    assert!(!names(&json, "contestant").contains("mapped-file"), "{json}");
+    assert!(json["notes"].to_string().contains("mapped-file IS LEFT OUT"), "{json}");
+    let refused = highwire.run(&format!("{line} --contestants mapped-file")).assert().code(1);
+    let said = text(&refused.get_output().stderr);
+    assert!(said.contains("/dev/shm") && said.contains("--dir"), "{said}");
+    for (line, part) in [
+        ("bench netmem --region 1", "in whole M"),
+        ("bench netmem --sizes 5000", "is no multiple of the 4096"),
+        ("bench netmem --contestants redis", "there are vi, vi-udp, paged, paged-udp, mapped-file"),
+        ("bench netmem --measures call_ns", "there are random_page_ns, sequential_gb_s"),
+    ] {
+        let said = text(&highwire.run(line).assert().code(2).get_output().stderr);
+        assert!(said.contains(part), "{line}: {part:?} is missing in\n{said}");
     }
 }
 
