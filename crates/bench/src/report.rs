@@ -306,8 +306,7 @@ pub(crate) fn title(measure: Measure) -> &'static str {
 /// What a size of this benchmark is, for people.
 pub(crate) fn size_label(bench: &str, measure: Measure, size: u64) -> String {
     match bench {
-        _ if measure == Measure::CallsPerS => format!("{size} at a time"),
-        _ if measure == Measure::CallNs => "nothing".to_owned(),
+        _ if measure == Measure::CallsPerS => format!("{size} at once"),
         "connections" => format!("{size} VI{}", if size == 1 { "" } else { "s" }),
         "landing" if size < MESSAGE_BYTES as u64 => format!("{size} of 100,000"),
         _ => bytes_label(size),

@@ -286,17 +286,17 @@ mod tests {
         assert_lines(
             &report.to_text(),
             &[
-                &["shm", "call_ns", "nothing", "250 ns", "two messages of vi", "200 ns", "×1.25"],
+                &["shm", "call_ns", "0 B", "250 ns", "two messages of vi", "200 ns", "×1.25"],
                 &["udp", "fetch_gb_s", "1 MiB", "2.70 GB/s", "vi-udp", "3.00 GB/s", "×0.90"],
                 &["A call there and back", "× shm"],
                 &["redis", "50.0 µs", "×200"],
-                &["256 at a time"],
+                &["256 at once"],
                 &["tonic", "80.0 k/s", "×0.00"],
             ],
         );
         let plots = crate::plot::all(&report, std::path::Path::new("somewhere")).unwrap();
         let calls = plots.iter().find(|plot| plot.0 == "rpc-calls_per_s-of-floor.svg").unwrap();
-        assert!(calls.1.contains("a multiple of shm") && calls.1.contains("256 at a time"));
+        assert!(calls.1.contains("a multiple of shm") && calls.1.contains("256 at once"));
     }
 
     /// Calls over a socket: eight bytes say how long the answer is to be.

@@ -463,7 +463,7 @@ fn calls_of_servers_are_measured_beside_messages() {
     let highwire = Highwire::new();
     let directory = highwire.runtime.path().join("report");
     let json = highwire.json(&format!(
-        "bench rpc --seconds 10 --contestants vi,vi-udp,redis,memcached --sizes 8K,64K --outstanding 1,16 --json --report {}",
+        "bench rpc --seconds 14 --contestants vi,vi-udp,redis,memcached --sizes 8K --outstanding 1,16 --json --report {}",
         directory.display()
     ));
     let (messages, servers) = (&["vi", "vi-udp"][..], &["redis", "memcached"][..]);
@@ -474,17 +474,17 @@ fn calls_of_servers_are_measured_beside_messages() {
         |measure: &str| -> BTreeSet<u64> { medians(&json, measure).into_keys().map(|(_, size)| size).collect() };
     for (measure, expected) in [
         ("latency_ns", &[4][..]),
-        ("bandwidth_gb_s", &[8192, 65536]),
+        ("bandwidth_gb_s", &[8192]),
         ("call_ns", &[0]),
-        ("fetch_ns", &[8192, 65536]),
-        ("fetch_gb_s", &[8192, 65536]),
+        ("fetch_ns", &[8192]),
+        ("fetch_gb_s", &[8192]),
         ("calls_per_s", &[1, 16]),
     ] {
         assert_eq!(sizes(measure), BTreeSet::from_iter(expected.iter().copied()), "{measure}");
     }
     assert!(["veth", "loopback"].contains(&json["network"].as_str().unwrap()), "{json}");
     let svg = std::fs::read_to_string(directory.join("rpc-calls_per_s.svg")).unwrap();
-    assert!(svg.contains("by calls under way") && svg.contains("16 at a time") && svg.contains("memcached"));
+    assert!(svg.contains("by calls under way") && svg.contains("16 at once") && svg.contains("memcached"));
     assert!(directory.join("rpc-fetch_ns.svg").exists() && directory.join("rpc.json").exists());
 }
 
@@ -502,7 +502,7 @@ fn other_libraries_make_calls_where_they_are_wanted() {
     let program = highwire.runtime.path().join("peers");
     std::fs::write(&program, STAND_IN).unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let line = "bench rpc --seconds 3 --contestants vi --peers --sizes 4K --outstanding 8 --json";
+    let line = "bench rpc --seconds 6 --contestants vi --peers --sizes 4K --outstanding 8 --json";
     let output = highwire.run(line).env("HIGHWIRE_PEERS", &program).assert().success().get_output().stdout.clone();
     let json: Value = serde_json::from_slice(&output).unwrap();
     let calls = ["call_ns", "fetch_ns", "fetch_gb_s", "calls_per_s"].map(|measure| (measure, &["tonic", "tarpc"][..]));
@@ -616,7 +616,7 @@ fn pages_of_a_cold_file_are_measured_beside_messages() {
 #[test]
 fn a_file_that_is_in_memory_anyway_is_left_out_unless_it_is_named() {
     let highwire = Highwire::new();
-    let line = "bench netmem --loopback --seconds 2 --region 1M --measures random_page_ns --dir /dev/shm";
+    let line = "bench netmem --loopback --seconds 6 --region 1M --measures random_page_ns --dir /dev/shm";
     let json = highwire.json(&format!("{line} --json"));
     assert!(!names(&json, "contestant").contains("mapped-file"), "{json}");
     assert!(json["notes"].to_string().contains("mapped-file IS LEFT OUT"), "{json}");

@@ -44,7 +44,8 @@ impl MappedFile {
         })
     }
 
-    /// Puts its pages out of this process and out of the kernel's cache, as far as they are on the disk.
+    /// Puts its pages out of this process and out of the kernel's cache, but for those that are not on the disk yet, or
+    /// just being read.
     pub fn forget(&self) -> io::Result<()> {
         // Pages that are mapped stay in the cache.
         self.advise_memory(rustix::mm::Advice::LinuxDontNeed)?;
@@ -105,8 +106,11 @@ mod tests {
         mapped.copy_to(1 << 20, &mut read);
         assert_eq!(read, contents[1 << 20..2 << 20]);
         assert!(mapped.resident_pages().unwrap() >= 256);
-        mapped.forget().unwrap();
-        assert_eq!(mapped.resident_pages().unwrap(), 0, "the kernel keeps them");
+        let began = std::time::Instant::now();
+        while mapped.resident_pages().unwrap() > 0 {
+            assert!(began.elapsed().as_secs() < 10, "the kernel keeps them");
+            mapped.forget().unwrap();
+        }
         mapped.advise(Reading::Random).unwrap();
         mapped.copy_to(2 << 20, &mut read[..100]);
         assert_eq!(read[..100], contents[2 << 20..][..100]);

@@ -8,6 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A file without a name: it is gone with this process, however that ends, and nobody else can change it.
 #[derive(Debug)]
@@ -54,11 +55,19 @@ impl ColdFile {
 impl Reader for ColdFile {
     fn prepare(&mut self, exercise: Exercise) -> Result<(), BenchError> {
         let reading = if exercise == Exercise::RandomPages { Reading::Random } else { Reading::Sequential };
-        let forgotten = self.mapped.forget().and_then(|()| self.mapped.advise(reading));
-        let pages = forgotten.and_then(|()| self.mapped.resident_pages());
-        let pages = pages.map_err(|source| BenchError::Report { path: self.directory.clone(), source })?;
-        if pages > 0 {
-            return Err(self.warm(&format!("the kernel keeps {pages} of its pages in memory")));
+        let failed = |source| BenchError::Report { path: self.directory.clone(), source };
+        self.mapped.advise(reading).map_err(failed)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let pages = self.mapped.forget().and_then(|()| self.mapped.resident_pages()).map_err(failed)?;
+            if pages == 0 {
+                break;
+            }
+            if Instant::now() > deadline {
+                return Err(self.warm(&format!("the kernel keeps {pages} of its pages in memory")));
+            }
+            // What the kernel is just reading ahead it keeps until that is done.
+            std::thread::sleep(Duration::from_millis(1));
         }
         self.before = read_from_devices()?;
         Ok(())
@@ -94,6 +103,8 @@ fn parse_io(told: &str) -> Option<u64> {
     told.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
 }
 
+/// How long pages may take to be forgotten.
+const PATIENCE: Duration = Duration::from_secs(1);
 const WRITTEN_AT_A_TIME: usize = 1 << 20;
 
 #[cfg(test)]
