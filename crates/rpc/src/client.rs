@@ -16,6 +16,7 @@ use core::{Afterwards, Core, Deadline, Request, State, Welcome};
 use highwire_vi::{Buffer, Frozen, Payload, Segment, SharedBuffer, ViOptions, WaitError};
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -41,6 +42,8 @@ pub struct ClientOptions {
     /// How long calls wait for a lost connection to be made again. Then they end with an error that says whether they
     /// may have run.
     pub reconnect_for: Duration,
+    /// Looks without pause while it waits, and never sleeps: for a thread that has a CPU of its own.
+    pub busy: bool,
     /// The session's number; `None` takes a new random one, which is right unless a test wants two clients to have one.
     pub session: Option<u128>,
 }
@@ -51,6 +54,7 @@ impl Default for ClientOptions {
             window: 256,
             connect_timeout: Duration::from_secs(5),
             reconnect_for: Duration::from_secs(5),
+            busy: false,
             session: None,
         }
     }
@@ -68,6 +72,7 @@ pub(crate) struct Shared {
     address: String,
     options: ClientOptions,
     session: u128,
+    busy: AtomicBool,
     core: Mutex<Core>,
     /// The connection came or went.
     changed: Condvar,
@@ -223,6 +228,7 @@ impl Client {
         let shared = Arc::new(Shared {
             hub: hub.clone(),
             address: address.to_owned(),
+            busy: AtomicBool::new(options.busy),
             options,
             session,
             core: Mutex::new(Core::new(window)),
@@ -245,6 +251,11 @@ impl Client {
     /// Takes what has come, and runs continuations. For those who poll rather than wait.
     pub fn poll(&self) {
         self.shared.drive();
+    }
+
+    /// Whether to look without pause from now on: see [`ClientOptions::busy`].
+    pub fn set_busy(&self, busy: bool) {
+        self.shared.busy.store(busy, Relaxed);
     }
 
     /// The number of its session.
@@ -508,7 +519,7 @@ impl Shared {
                 continue;
             };
             self.release(core);
-            let waited = watch.wait_for(left, || {
+            let mut look = || {
                 let mut core = match self.core.try_lock() {
                     Ok(core) => core,
                     Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -523,7 +534,12 @@ impl Shared {
                     Some(found) => Some(Some(found)),
                     None => is_other_line.then_some(None),
                 }
-            });
+            };
+            let waited = match self.busy.load(Relaxed) {
+                // Until the deadline is looked at again.
+                true => Ok((0..LOOKS_PER_CLOCK).find_map(|_| look()).flatten()),
+                false => watch.wait_for(left, look),
+            };
             match waited {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) | Err(WaitError::TimedOut(_)) => {}
@@ -818,5 +834,7 @@ pub(crate) fn random() -> u128 {
 pub(crate) const WINDOW_MAX: u32 = 1 << 16;
 /// When nothing says how long to wait.
 const LONG: Duration = Duration::from_secs(24 * 3600);
+/// Looks without pause between two at the clock.
+const LOOKS_PER_CLOCK: u32 = 256;
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 const PAUSE_MOST: Duration = Duration::from_millis(100);

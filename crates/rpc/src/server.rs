@@ -23,7 +23,7 @@ use highwire_vi::{
 use jobs::Jobs;
 use sessions::Sessions;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -47,6 +47,8 @@ pub struct ServerOptions {
     pub frame_bytes: u32,
     /// The longest payload of a call.
     pub request_bytes_max: u32,
+    /// Looks for calls without pause, and never sleeps: for a thread that has a CPU of its own.
+    pub busy: bool,
     /// Whose processes may connect, on this host.
     pub allow: Allow,
 }
@@ -62,6 +64,7 @@ impl Default for ServerOptions {
             frames: 8,
             frame_bytes: 64 << 10,
             request_bytes_max: 256 << 20,
+            busy: false,
             allow: Allow::SameUser,
         }
     }
@@ -141,6 +144,7 @@ struct Inner {
     leaving: AtomicBool,
     /// Everything ends now.
     stop: AtomicBool,
+    busy: AtomicBool,
     /// Until when what was begun may go on.
     until: Mutex<Option<Instant>>,
 }
@@ -180,6 +184,7 @@ impl Rpc {
             has_finished: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            busy: AtomicBool::new(options.busy),
             until: Mutex::default(),
             options,
         });
@@ -205,6 +210,12 @@ impl Server {
     /// Where it listens, as others name it.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Whether to look without pause from now on: see [`ServerOptions::busy`].
+    pub fn set_busy(&self, busy: bool) {
+        self.inner.busy.store(busy, SeqCst);
+        self.inner.queue.wake();
     }
 
     /// Takes no further calls, finishes those that it took, tells its clients, and ends; after `timeout` whatever still
@@ -325,10 +336,14 @@ impl Inner {
         let mut last: Option<Arc<Connection>> = None;
         loop {
             let raised = || self.arrived.load(SeqCst) || self.has_finished.load(SeqCst) || self.is_leaving();
-            let ready = match queue.wait_or(LONG, raised) {
-                Ok(ready) => ready,
-                Err(WaitError::TimedOut(_)) => None,
-                Err(_) => return,
+            let ready = if self.busy.load(Relaxed) {
+                (0..LOOKS).find_map(|_| queue.poll())
+            } else {
+                match queue.wait_or(LONG, || raised() || self.busy.load(Relaxed)) {
+                    Ok(ready) => ready,
+                    Err(WaitError::TimedOut(_)) => None,
+                    Err(_) => return,
+                }
             };
             if self.arrived.swap(false, SeqCst) {
                 let arrivals = std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner));
@@ -429,4 +444,6 @@ impl Inner {
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
 /// How long a last message may take.
 const PARTING: Duration = Duration::from_millis(100);
+/// Looks without pause between two at what else there is to do.
+const LOOKS: u32 = 64;
 const LONG: Duration = Duration::from_secs(3600);

@@ -1,16 +1,247 @@
 //! Our own remote procedure calls: `shm`, `udp` and `udp-sealed`.
 
-use super::Side;
+use super::{Answerer, Caller, Side};
 use crate::BenchError;
-use crate::pair::Link;
+use crate::apps::servers::page;
+use crate::pair::{Link, PATIENCE, Role};
 use crate::transports::Contestant;
+use crate::transports::vi::nic_over_udp;
+use highwire::rpc::{Bulk, Client, ClientOptions, Rpc, Server, ServerOptions, Services, TypedPending, service};
+use highwire::{Buffer, Frozen, Nic, Pool, Tag};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread::Thread;
+use std::time::Instant;
+
+service! {
+    /// What is called.
+    pub(crate) trait Values, client ValuesClient, id 0x6265_6e63, version 1 {
+        /// Nothing there and nothing back.
+        [1, quick] fn call(&self);
+        /// A value of so many bytes lands in the caller's buffer.
+        [2, quick, repeatable] fn fetch(&self, &mut bulk, bytes: u32);
+    }
+}
 
 /// Why they cannot be measured here.
 pub(super) fn missing() -> Option<String> {
-    Some("it is not built yet".to_owned())
+    None
 }
 
 /// This process's end, for values up to `size_max`: [`Side::Calls`] in the driver, [`Side::Answers`] in the peer.
-pub(super) fn meet(contestant: Contestant, _link: &mut Link, _size_max: usize) -> Result<Side, BenchError> {
-    Err(BenchError::Missing(format!("{contestant} is not built yet")))
+pub(super) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Side, BenchError> {
+    let name = contestant.name();
+    let nic = nic_over_udp(contestant)?;
+    let rpc = Rpc::new(&nic).map_err(BenchError::library(name, "making ready for calls"))?;
+    let side = match link.role {
+        Role::Peer => {
+            let address = match contestant {
+                Contestant::Shm => format!("shm:bench-rpc-{}", std::process::id()),
+                _ => format!("udp:{}", std::net::SocketAddr::new(link.address(contestant.wire())?, 0)),
+            };
+            let answers = Answers::start(name, &nic, &rpc, &address, size_max, link.spinning)?;
+            link.tell(&answers.server.address(), &[])?;
+            Side::Answers(Box::new(answers))
+        }
+        Role::Driver => {
+            let (address, _) = link.hear::<String>()?;
+            Side::Calls(Box::new(Calls::connect(name, &nic, &rpc, &address, size_max, link.spinning)?))
+        }
+    };
+    link.meet()?;
+    Ok(side)
 }
+
+struct Calls {
+    name: &'static str,
+    client: Client,
+    values: ValuesClient,
+    frames: Pool,
+    spinning: bool,
+    pending: VecDeque<TypedPending<()>>,
+    last: Option<Buffer>,
+}
+
+impl Calls {
+    fn connect(
+        name: &'static str,
+        nic: &Nic,
+        rpc: &Rpc,
+        address: &str,
+        size_max: usize,
+        spinning: bool,
+    ) -> Result<Calls, BenchError> {
+        let options = ClientOptions { window: WINDOW, busy: spinning, ..ClientOptions::default() };
+        let client = rpc.connect_with(address, options).map_err(BenchError::library(name, "connecting"))?;
+        let frames = nic.pool(size_max.max(1), FRAMES).map_err(BenchError::library(name, "making frames"))?;
+        let values = ValuesClient::new(client.clone());
+        Ok(Calls { name, client, values, frames, spinning, pending: VecDeque::new(), last: None })
+    }
+
+    fn frame(&mut self, size: usize) -> Result<Buffer, BenchError> {
+        let frame = self.last.take().map_or_else(|| self.frames.frame(), Ok);
+        let mut frame = frame.map_err(BenchError::library(self.name, "taking a frame"))?;
+        frame.set_len(size);
+        Ok(frame)
+    }
+
+    /// Waits for the oldest call.
+    fn settle(&mut self, size: Option<usize>) -> Result<(), BenchError> {
+        let Some(pending) = self.pending.pop_front() else { return Ok(()) };
+        let answer = pending.wait().map_err(BenchError::library(self.name, "calling"))?;
+        if let Some(size) = size {
+            assert_eq!(answer.length, size, "bytes of a value");
+            self.last = answer.into_buffer();
+        }
+        Ok(())
+    }
+}
+
+impl Caller for Calls {
+    fn call(&mut self, count: usize, outstanding: usize) -> Result<(), BenchError> {
+        let failed = BenchError::library(self.name, "calling");
+        if outstanding == 1 {
+            return (0..count).try_for_each(|_| self.values.call().wait()).map_err(failed);
+        }
+        for _ in 0..count {
+            if self.pending.len() == outstanding {
+                self.settle(None)?;
+            }
+            self.pending.push_back(self.values.call().start());
+        }
+        while !self.pending.is_empty() {
+            self.settle(None)?;
+        }
+        Ok(())
+    }
+
+    fn fetch(&mut self, size: usize, count: usize, outstanding: usize) -> Result<(), BenchError> {
+        for _ in 0..count {
+            if self.pending.len() == outstanding {
+                self.settle(Some(size))?;
+            }
+            let frame = self.frame(size)?;
+            let call = self.values.fetch(size as u32).into(frame);
+            if outstanding == 1 {
+                let answer = call.complete().map_err(BenchError::library(self.name, "fetching"))?;
+                assert_eq!(answer.length, size, "bytes of a value");
+                self.last = answer.into_buffer();
+            } else {
+                self.pending.push_back(call.start());
+            }
+        }
+        while !self.pending.is_empty() {
+            self.settle(Some(size))?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<(), BenchError> {
+        let Some(value) = &self.last else { return Ok(()) };
+        match value.iter().zip(page(value.len())).position(|(found, expected)| *found != expected) {
+            Some(place) => Err(BenchError::Bytes { contestant: self.name, place: place as u64 }),
+            None => Ok(()),
+        }
+    }
+
+    fn tend(&mut self) -> Result<bool, BenchError> {
+        self.client.poll();
+        Ok(true)
+    }
+
+    fn wait_asleep(&mut self, asleep: bool) {
+        self.client.set_busy(self.spinning && !asleep);
+    }
+}
+
+struct Answers {
+    server: Server,
+    tally: Arc<Tally>,
+    spinning: bool,
+    /// Calls that were to be answered so far.
+    due: u64,
+}
+
+/// How many calls were answered, and who wants to know.
+struct Tally {
+    answered: AtomicU64,
+    due: AtomicU64,
+    waiting: Thread,
+}
+
+impl Tally {
+    fn count(&self) {
+        let answered = self.answered.fetch_add(1, SeqCst) + 1;
+        if answered == self.due.load(SeqCst) {
+            self.waiting.unpark();
+        }
+    }
+}
+
+struct Store {
+    value: Frozen,
+    tally: Arc<Tally>,
+}
+
+impl Values for Store {
+    fn call(&self) {
+        self.tally.count();
+    }
+
+    fn fetch(&self, bulk: &mut Bulk<'_>, bytes: u32) {
+        bulk.send_frozen(&self.value, 0..bytes as usize);
+        self.tally.count();
+    }
+}
+
+impl Answers {
+    fn start(
+        name: &'static str,
+        nic: &Nic,
+        rpc: &Rpc,
+        address: &str,
+        size_max: usize,
+        spinning: bool,
+    ) -> Result<Answers, BenchError> {
+        let value = nic.register_freezable(size_max.max(1), Tag(0));
+        let value = value.map_err(BenchError::library(name, "making a value"))?;
+        let mut all = value.slice(0..value.len()).map_err(BenchError::library(name, "making a value"))?;
+        all.copy_from_slice(&page(value.len()));
+        drop(all);
+        let value = value.freeze().map_err(|(_, error)| BenchError::library(name, "freezing a value")(error))?;
+        let tally =
+            Arc::new(Tally { answered: AtomicU64::new(0), due: AtomicU64::new(0), waiting: std::thread::current() });
+        let services = Services::new().and(ValuesClient::serve(Store { value, tally: tally.clone() }));
+        let server = rpc.serve_with(address, services, ServerOptions { workers: 1, ..ServerOptions::default() });
+        let server = server.map_err(BenchError::library(name, "serving"))?;
+        Ok(Answers { server, tally, spinning, due: 0 })
+    }
+}
+
+impl Answerer for Answers {
+    fn answer(&mut self, count: usize) -> Result<(), BenchError> {
+        self.due += count as u64;
+        self.tally.due.store(self.due, SeqCst);
+        // Only while it is its turn: others need the CPU for theirs.
+        self.server.set_busy(self.spinning);
+        let began = Instant::now();
+        while self.tally.answered.load(SeqCst) < self.due {
+            std::thread::park_timeout(PATIENCE);
+            if began.elapsed() > PATIENCE {
+                return Err(BenchError::NobodyLeft);
+            }
+        }
+        self.server.set_busy(false);
+        Ok(())
+    }
+
+    fn wait_asleep(&mut self, asleep: bool) {
+        self.spinning &= !asleep;
+    }
+}
+
+/// Calls that may be outstanding.
+const WINDOW: u32 = 1024;
+/// Frames for values: those of all fetches under way, and one that was looked at last.
+const FRAMES: usize = 16;

@@ -46,10 +46,12 @@ pub(super) fn meet_over_udp(
 }
 
 /// A Nic that sends over UDP, driven by whoever waits for it.
-pub(super) fn nic_over_udp(contestant: Contestant) -> Result<Nic, BenchError> {
+pub(crate) fn nic_over_udp(contestant: Contestant) -> Result<Nic, BenchError> {
     let keys = match contestant {
         // What it protects is worth nothing; both sides just have to have the same.
-        Contestant::ViUdpSealed | Contestant::SockUdpSealed => Keys::new(ClusterKey::from_random([1; 32])),
+        Contestant::ViUdpSealed | Contestant::SockUdpSealed | Contestant::UdpSealed => {
+            Keys::new(ClusterKey::from_random([1; 32]))
+        }
         _ => Keys::insecure(),
     };
     let impairments = match contestant {
