@@ -62,10 +62,6 @@ pub(crate) trait Donor {
 }
 
 /// What this process does for a contestant.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "our own memory of other nodes, of which the second is, is not built yet")
-)]
 pub(crate) enum Side {
     Reads(Box<dyn Reader>),
     Donates(Box<dyn Donor>),
@@ -271,7 +267,7 @@ pub(crate) fn notes(options: &Options) -> Vec<String> {
 /// A page.
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// How often a donor looks for work before it looks whether the reader is done, which is a system call.
-const SERVED_BETWEEN_LOOKS: usize = 64;
+const SERVED_BETWEEN_LOOKS: usize = 4;
 
 #[cfg(test)]
 mod tests {

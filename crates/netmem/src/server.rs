@@ -165,6 +165,11 @@ impl NodeServer {
         &self.addresses
     }
 
+    /// Whether to look for calls without pause from now on: for a node that has a CPU of its own.
+    pub fn set_busy(&self, busy: bool) {
+        self.servers.iter().for_each(|server| server.set_busy(busy));
+    }
+
     /// How full it is.
     pub fn figures(&self) -> Figures {
         self.shared.node().figures()
