@@ -229,6 +229,7 @@ impl Core {
             }
             State::Over(ref lost) => {
                 let error = CallError::NotSent(Box::new(lost.clone()));
+                self.calls.end(sequence);
                 self.settle(sequence, Err(error));
             }
         }
