@@ -275,9 +275,12 @@ impl Shared {
 
     #[inline(never)]
     fn after(self: &Arc<Shared>, afterwards: Afterwards, watch: Option<highwire_vi::Watch>) {
-        let Afterwards { wakers, continuations, threads, reconnect } = afterwards;
+        let Afterwards { wakers, continuations, threads, left, reconnect } = afterwards;
         if reconnect {
             self.reconnect();
+        }
+        if let Some(left) = left {
+            left.wake();
         }
         if threads {
             self.changed.notify_all();

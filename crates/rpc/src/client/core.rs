@@ -7,7 +7,7 @@ use crate::error::{CallError, Failed, Lost};
 use crate::head::{CallHead, HEAD_BYTES, Head, Leaving, ReplyHead, Status};
 use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, Event, Line, compose};
 use crate::tokens;
-use highwire_vi::{Failure, Nic, Payload, PayloadToken, Pool, Segment};
+use highwire_vi::{Failure, Nic, Payload, PayloadToken, Pool, Segment, Watch};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,8 @@ pub(super) struct Afterwards {
     pub continuations: Vec<(Continuation, Result<Answer, Failed>)>,
     /// A thread may be asleep whose call is answered, or that can have a place now.
     pub threads: bool,
+    /// Of a line that was given up: threads may be asleep there, though nothing ended it but us.
+    pub left: Option<Watch>,
     /// The connection is lost, and calls wait.
     pub reconnect: bool,
 }
@@ -66,7 +68,7 @@ pub(super) struct Afterwards {
 impl Afterwards {
     #[inline]
     pub(super) fn is_nothing(&self) -> bool {
-        self.wakers.is_empty() && self.continuations.is_empty() && !self.threads && !self.reconnect
+        self.wakers.is_empty() && self.continuations.is_empty() && !self.threads && !self.reconnect && self.left.is_none()
     }
 }
 
@@ -664,6 +666,7 @@ impl Core {
             self.afterwards.reconnect |= reconnecting;
         }
         self.afterwards.threads |= self.threads > 0;
+        self.afterwards.left = Some(line.watch().clone());
     }
 
     /// A new connection, on which the server has welcomed the session.
