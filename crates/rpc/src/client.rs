@@ -515,7 +515,7 @@ impl Shared {
 
     fn start(self: &Arc<Shared>, request: Request<'_>) -> Pending {
         let mut core = self.lock();
-        core.progress();
+        core.aside(Core::progress);
         if !core.has_room() {
             let queued = Queued {
                 method: request.method,
@@ -539,11 +539,11 @@ impl Shared {
     fn then(self: &Arc<Shared>, request: Request<'_>, continuation: Continuation) {
         let deadline = request.deadline;
         let mut core = self.lock();
-        core.progress();
+        core.aside(Core::progress);
         let refused = match core.has_room() {
             true => match core.submit(self.hub.nic(), request) {
                 Ok(sequence) => {
-                    core.run_when_done(sequence, continuation);
+                    core.aside(|core| core.run_when_done(sequence, continuation));
                     None
                 }
                 Err(failed) => Some((continuation, failed)),
@@ -564,8 +564,10 @@ impl Shared {
     /// Takes what has come, for tasks and continuations. The next deadline of one of them, if any of them waits.
     pub(crate) fn drive(self: &Arc<Shared>) -> Driven {
         let mut core = self.lock();
-        core.progress();
-        let next = if core.engaged > 0 { core.expire(Instant::now()) } else { None };
+        let next = core.aside(|core| {
+            core.progress();
+            if core.engaged > 0 { core.expire(Instant::now()) } else { None }
+        });
         let engaged = core.engaged > 0;
         self.release(core);
         Driven { engaged, next }
@@ -679,7 +681,7 @@ impl Pending {
             Stage::Queued(mut queued) => self.shared.call(queued.request()),
             Stage::Outstanding { sequence, .. } if stall::is_inside() => {
                 let mut core = self.shared.lock();
-                let failed = core.give_up(sequence, CallError::WouldStall);
+                let failed = core.aside(|core| core.give_up(sequence, CallError::WouldStall));
                 self.shared.release(core);
                 let nothing = Failed { error: CallError::WouldStall, sent: Payload::None, room: Payload::None };
                 Err(failed.unwrap_or(nothing))
@@ -718,8 +720,10 @@ impl Pending {
             }
             Stage::Outstanding { sequence, .. } => {
                 let mut core = self.shared.lock();
-                core.progress();
-                let outcome = core.take(sequence).or_else(|| core.give_up(sequence, CallError::Cancelled).map(Err));
+                let outcome = core.aside(|core| {
+                    core.progress();
+                    core.take(sequence).or_else(|| core.give_up(sequence, CallError::Cancelled).map(Err))
+                });
                 self.shared.release(core);
                 outcome.unwrap_or_else(gone)
             }
@@ -739,7 +743,7 @@ impl Future for Pending {
     fn poll(mut self: Pin<&mut Pending>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let shared = self.shared.clone();
         let mut core = shared.lock();
-        core.progress();
+        core.aside(Core::progress);
         if let Stage::Queued(queued) = &mut self.stage {
             if !core.has_room() {
                 core.want_room(context.waker());
@@ -754,7 +758,7 @@ impl Future for Pending {
             };
         }
         let outcome = match &mut self.stage {
-            Stage::Outstanding { sequence, deadline } => match core.take(*sequence) {
+            Stage::Outstanding { sequence, deadline } => match core.aside(|core| core.take(*sequence)) {
                 Some(outcome) => Some(outcome),
                 None => {
                     core.wake_when_done(*sequence, context.waker());
@@ -777,7 +781,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if let Stage::Outstanding { sequence, .. } = self.stage {
             let mut core = self.shared.lock();
-            let buffers = core.give_up(sequence, CallError::Cancelled);
+            let buffers = core.aside(|core| core.give_up(sequence, CallError::Cancelled));
             self.shared.release(core);
             drop(buffers);
         }

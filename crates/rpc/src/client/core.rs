@@ -25,7 +25,8 @@ pub(super) struct Core {
     pub afterwards: Afterwards,
     /// Those who wait for a place.
     room_wanted: Vec<Waker>,
-    /// Threads that wait for a place or for a call of theirs.
+    /// Threads that wait for a place or for a call of theirs, and whoever takes what has come without waiting: with
+    /// more than one there is somebody to be told.
     pub threads: u32,
     /// Calls that wait for their answer without a thread.
     pub engaged: u32,
@@ -346,6 +347,15 @@ impl Core {
         if let (Lent::Away, Some(line)) = (&self.places[at].room, &mut self.line) {
             self.places[at].room = line.revoke(PayloadToken(sequence)).map_or(Lent::None, Lent::Here);
         }
+    }
+
+    /// Does what may settle calls or free places, for somebody who does not wait for either.
+    #[inline]
+    pub(super) fn aside<T>(&mut self, work: impl FnOnce(&mut Core) -> T) -> T {
+        self.threads += 1;
+        let result = work(self);
+        self.threads -= 1;
+        result
     }
 
     /// Takes what has come. True if something had.
