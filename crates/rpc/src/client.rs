@@ -492,6 +492,8 @@ impl Shared {
                 let mut core = match self.core.try_lock() {
                     Ok(core) => core,
                     Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                    // Whoever has it may have looked before this came, and not look again.
+                    Err(TryLockError::WouldBlock) if watch.is_ready() => self.lock(),
                     // Whoever has it wakes us if there is something for us.
                     Err(TryLockError::WouldBlock) => return None,
                 };
