@@ -15,6 +15,7 @@ use crate::stall;
 use core::{Afterwards, Core, Deadline, Request, State, Welcome};
 use highwire_vi::{Buffer, Frozen, Payload, Segment, SharedBuffer, ViOptions, WaitError};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Context, Poll};
@@ -102,8 +103,10 @@ impl Answer {
 pub(crate) struct Continuation(Box<dyn FnOnce(Result<Answer, Failed>) + Send>);
 
 impl Continuation {
+    /// One that panics has said so on standard error. The thread that brought its answer is not its own: it has other
+    /// answers to bring.
     fn run(self, outcome: Result<Answer, Failed>) {
-        stall::inside(|| (self.0)(outcome));
+        let _ = catch_unwind(AssertUnwindSafe(|| stall::inside(|| (self.0)(outcome))));
     }
 }
 
