@@ -318,6 +318,12 @@ impl Core {
             Lent::Here(payload) | Lent::Offered(payload) => payload,
         };
         let bytes = payload.total();
+        if bytes == 0 {
+            // There is nothing to land anywhere.
+            place.sent = Lent::Here(payload);
+            compose(&mut self.message, &Head::Call(head), &place.body);
+            return line.send(&self.message);
+        }
         if bytes > self.credit.request_bytes_max.into() {
             place.sent = Lent::Here(payload);
             let error = CallError::RequestTooLarge { bytes, most: self.credit.request_bytes_max.into() };

@@ -194,7 +194,10 @@ impl Reply {
             return;
         }
         let bytes = self.payload.total();
-        if bytes > room.into() {
+        if bytes == 0 {
+            // There is nothing to land, and a caller without room would not hear of it.
+            self.payload = Payload::None;
+        } else if bytes > room.into() {
             self.fail(Status::PayloadTooLarge(bytes));
         } else if self.body > BODY_BYTES_BESIDE_MAX {
             self.fail(Status::ResultTooLong(self.body as u64));
