@@ -167,7 +167,10 @@ impl Rpc {
         });
         let mut server = Server { inner: inner.clone(), address: listener.address().to_owned(), threads: Vec::new() };
         let polling = inner.clone();
-        server.spawn("highwire-serve", move || polling.poll(queue))?;
+        server.spawn("highwire-serve", move || {
+            polling.poll(queue);
+            polling.sessions.close();
+        })?;
         let accepting = inner.clone();
         server.spawn("highwire-accept", move || accepting.accept(&listener))?;
         for _ in 0..inner.options.workers {
@@ -219,6 +222,8 @@ impl Drop for Server {
             }
             let _ = thread.join();
         }
+        // Those that came too late to be heard.
+        self.inner.arrivals.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 

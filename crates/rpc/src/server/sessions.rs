@@ -131,6 +131,12 @@ impl Sessions {
         });
     }
 
+    /// Everything is over. A handler that never ends keeps the table alive, and is not to keep connections open by it.
+    pub(super) fn close(&self) {
+        let sessions = std::mem::take(&mut self.table().sessions);
+        drop(sessions);
+    }
+
     /// The connection that has the session now.
     fn connection(&self, id: u128) -> Option<Arc<Connection>> {
         match &self.table().sessions.get(&id)?.place {
