@@ -25,6 +25,7 @@ pub(super) struct Connection {
 pub(super) struct Link {
     pub line: Line,
     pub session: Option<(u128, Session)>,
+    incarnation: u64,
     /// For payloads of calls.
     frames: Option<Pool>,
     /// Frames granted so far.
@@ -53,6 +54,7 @@ impl Connection {
         let link = Link {
             line,
             session: None,
+            incarnation: 0,
             frames,
             granted: 0,
             missing: 0,
@@ -106,6 +108,7 @@ impl Connection {
                 match inner.sessions.open(session, asked, self) {
                     Ok(opened) => {
                         link.session = Some((session, opened.session));
+                        link.incarnation = opened.incarnation;
                         link.grant(inner.options.frames);
                         let welcome = Head::Welcome {
                             version: crate::head::RPC_VERSION,
@@ -265,6 +268,7 @@ impl Link {
                     .then(|| Instant::now() + std::time::Duration::from_millis(call.deadline_ms.into()));
                 let job = Job {
                     session: *id,
+                    incarnation: self.incarnation,
                     call,
                     deadline,
                     service: service.clone(),

@@ -12,6 +12,7 @@ use std::time::Instant;
 /// A call that waits for a thread.
 pub(super) struct Job {
     pub session: u128,
+    pub incarnation: u64,
     pub call: CallHead,
     pub deadline: Option<Instant>,
     pub service: Arc<dyn Serve>,
@@ -106,11 +107,11 @@ impl Jobs {
 }
 
 fn run(inner: &Inner, job: Job, reply: &mut Reply) {
-    let Job { session, call, deadline, service, arguments, received, peer } = job;
+    let Job { session, incarnation, call, deadline, service, arguments, received, peer } = job;
     reply.clear();
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         reply.fail(Status::DeadlinePassed);
-    } else if !inner.sessions.is_wanted(session, call.sequence) {
+    } else if !inner.sessions.is_wanted(session, incarnation, call.sequence) {
         reply.fail(Status::Cancelled);
     } else {
         let request = Request {
@@ -125,5 +126,7 @@ fn run(inner: &Inner, job: Job, reply: &mut Reply) {
             reply.fail(Status::Panicked);
         }
     }
-    inner.sessions.finish(session, call.sequence, call.reply_room, reply);
+    inner.sessions.finish(session, incarnation, call.sequence, call.reply_room, reply);
+    // What was not sent is not to wait for the next call.
+    reply.clear();
 }

@@ -25,6 +25,13 @@ struct Table {
     next: u64,
 }
 
+impl Table {
+    /// A session, unless it has been begun anew since it had this incarnation: its calls are numbered anew, too.
+    fn of(&mut self, id: u128, incarnation: u64) -> Option<&mut Entry> {
+        self.sessions.get_mut(&id).filter(|entry| entry.incarnation == incarnation)
+    }
+}
+
 #[derive(Debug)]
 struct Entry {
     incarnation: u64,
@@ -138,22 +145,22 @@ impl Sessions {
     }
 
     /// The connection that has the session now.
-    fn connection(&self, id: u128) -> Option<Arc<Connection>> {
-        match &self.table().sessions.get(&id)?.place {
+    fn connection(&self, id: u128, incarnation: u64) -> Option<Arc<Connection>> {
+        match &self.table().of(id, incarnation)?.place {
             Place::Connected(connection) => Some(connection.clone()),
             Place::Kept { .. } => None,
         }
     }
 
     /// Whether somebody still waits for the answer to a call.
-    pub(super) fn is_wanted(&self, id: u128, sequence: u64) -> bool {
-        match self.connection(id) {
+    pub(super) fn is_wanted(&self, id: u128, incarnation: u64, sequence: u64) -> bool {
+        match self.connection(id, incarnation) {
             Some(connection) => match &connection.lock().session {
                 Some((of, session)) if *of == id => session.is_wanted(sequence),
                 // It is on its way to another connection.
                 _ => true,
             },
-            None => match self.table().sessions.get(&id).map(|entry| &entry.place) {
+            None => match self.table().of(id, incarnation).map(|entry| &entry.place) {
                 Some(Place::Kept { session, .. }) => session.is_wanted(sequence),
                 Some(Place::Connected(_)) => true,
                 None => false,
@@ -162,10 +169,10 @@ impl Sessions {
     }
 
     /// A call that ran elsewhere is answered, by whichever connection has its session.
-    pub(super) fn finish(&self, id: u128, sequence: u64, room: u32, reply: &mut Reply) {
+    pub(super) fn finish(&self, id: u128, incarnation: u64, sequence: u64, room: u32, reply: &mut Reply) {
         // A session moves from one connection to another at most as often as a client connects.
         loop {
-            if let Some(connection) = self.connection(id) {
+            if let Some(connection) = self.connection(id, incarnation) {
                 let mut link = connection.lock();
                 if link.session.as_ref().is_some_and(|(of, _)| *of == id) {
                     return link.answer_with(sequence, room, reply);
@@ -173,7 +180,7 @@ impl Sessions {
                 drop(link);
             }
             let mut table = self.table();
-            match table.sessions.get_mut(&id).map(|entry| &mut entry.place) {
+            match table.of(id, incarnation).map(|entry| &mut entry.place) {
                 Some(Place::Kept { session, .. }) => {
                     reply.check(room);
                     let status = reply.status;
