@@ -5,7 +5,7 @@ use crate::body::Body;
 use crate::calls::{Calls, Fate};
 use crate::error::{CallError, Failed, Lost};
 use crate::head::{CallHead, HEAD_BYTES, Head, Leaving, ReplyHead, Status};
-use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, Event, Line, compose};
+use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, Event, Line, Unsendable, compose};
 use crate::tokens;
 use highwire_vi::{Failure, Nic, Payload, PayloadToken, Pool, Segment, Watch};
 use std::task::Waker;
@@ -336,13 +336,30 @@ impl Core {
             self.credit.used = self.credit.used.wrapping_add(1);
             compose(&mut self.message, &Head::Call(head), &place.body);
             place.sent = Lent::Away;
-            line.send_with(sequence, &self.message, payload, token);
+            if let Err(unsendable) = line.send_with(sequence, &self.message, payload, token) {
+                // The frame is still there for the next.
+                self.credit.used = self.credit.used.wrapping_sub(1);
+                self.refuse(sequence, unsendable);
+            }
         } else {
             head.is_offer = true;
             compose(&mut self.message, &Head::Call(head), &place.body);
             self.message.extend_from_slice(&(bytes as u32).to_le_bytes());
             place.sent = Lent::Offered(payload);
             line.send(&self.message);
+        }
+    }
+
+    /// Its payload cannot be sent.
+    #[cold]
+    fn refuse(&mut self, sequence: u64, unsendable: Unsendable) {
+        let Unsendable { reason, payload } = unsendable;
+        if let Some(place) = self.place(sequence)
+            && matches!(place.sent, Lent::Away)
+        {
+            place.sent = Lent::of(payload);
+            self.end_unanswered(sequence);
+            self.settle(sequence, Err(CallError::Buffer(Box::new(reason))));
         }
     }
 
@@ -426,6 +443,7 @@ impl Core {
                     self.look_whether_done(token.0);
                 }
             }
+            Event::Refused { token, unsendable } => self.refuse(token, unsendable),
             Event::Plain(..) => {}
         }
     }
@@ -438,8 +456,14 @@ impl Core {
                 let Lent::Offered(payload) = std::mem::take(&mut place.sent) else { return Some(Leaving::Malformed) };
                 place.sent = Lent::Away;
                 compose(&mut self.message, &Head::Offered { sequence }, &[]);
-                if let Some(line) = &mut self.line {
-                    line.send_with(sequence, &self.message, payload, tokens::offer(sequence));
+                let line = self.line.as_mut()?;
+                let sent = line.send_with(sequence, &self.message, payload, tokens::offer(sequence));
+                if let Err(unsendable) = sent {
+                    self.refuse(sequence, unsendable);
+                    compose(&mut self.message, &Head::Cancel { sequence }, &[]);
+                    if let Some(line) = &mut self.line {
+                        line.send(&self.message);
+                    }
                 }
                 None
             }

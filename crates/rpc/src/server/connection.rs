@@ -91,6 +91,10 @@ impl Connection {
                 }
                 // A payload of ours is back, or room that nobody used: both are dropped.
                 Event::Sent { .. } | Event::Unused { .. } => Next::GoesOn,
+                Event::Refused { token: sequence, .. } => {
+                    link.say_unsendable(sequence);
+                    Next::GoesOn
+                }
             };
             if next != Next::GoesOn {
                 return next;
@@ -339,13 +343,24 @@ impl Link {
             return;
         }
         if is_bulk {
-            self.line.send_with(sequence, message, payload, PayloadToken(sequence));
+            if self.line.send_with(sequence, message, payload, PayloadToken(sequence)).is_err() {
+                self.say_unsendable(sequence);
+            }
         } else {
             self.line.send(message);
         }
         if self.missing > 0 {
             self.grant(0);
         }
+    }
+
+    /// A handler made an answer that no line carries, of memory with another tag or of too many pieces: that is its
+    /// fault, as a panic is.
+    #[cold]
+    fn say_unsendable(&mut self, sequence: u64) {
+        let head = ReplyHead { sequence, status: Status::Panicked, body: 0, frames: self.granted };
+        compose(&mut self.message, &Head::Reply(head), &[]);
+        self.line.send(&self.message);
     }
 
     /// Sends a reply that was made elsewhere.
