@@ -571,9 +571,9 @@ impl Shared {
         let mut core = self.lock();
         let next = core.aside(|core| {
             core.progress();
-            if core.engaged > 0 { core.expire(Instant::now()) } else { None }
+            if core.is_engaged() { core.expire(Instant::now()) } else { None }
         });
-        let engaged = core.engaged > 0;
+        let engaged = core.is_engaged();
         self.release(core);
         Driven { engaged, next }
     }
@@ -750,13 +750,23 @@ impl Future for Pending {
         let mut core = shared.lock();
         core.aside(Core::progress);
         if let Stage::Queued(queued) = &mut self.stage {
+            let deadline = queued.deadline;
             if !core.has_room() {
-                core.want_room(context.waker());
+                if let Some(Deadline { at, given }) = deadline
+                    && at <= Instant::now()
+                {
+                    shared.release(core);
+                    let Request { payload, room, .. } = queued.request();
+                    self.stage = Stage::Done(None);
+                    let error = CallError::DeadlinePassed { after: given };
+                    return Poll::Ready(Err(Failed { error, sent: payload, room }));
+                }
+                let until = deadline.map(|deadline| deadline.at);
+                core.want_room(context.waker(), until);
                 shared.release(core);
-                shared.hub.engage(&shared, None);
+                shared.hub.engage(&shared, until);
                 return Poll::Pending;
             }
-            let deadline = queued.deadline;
             self.stage = match core.submit(shared.hub.nic(), queued.request()) {
                 Ok(sequence) => Stage::Outstanding { sequence, deadline },
                 Err(failed) => Stage::Done(Some(Box::new(Err(failed)))),

@@ -23,8 +23,8 @@ pub(super) struct Core {
     message: Vec<u8>,
     /// What is to be done as soon as the lock is free.
     pub afterwards: Afterwards,
-    /// Those who wait for a place.
-    room_wanted: Vec<Waker>,
+    /// Those who wait for a place, and until when.
+    room_wanted: Vec<(Waker, Option<Instant>)>,
     /// Threads that wait for a place or for a call of theirs, and whoever takes what has come without waiting: with
     /// more than one there is somebody to be told.
     pub threads: u32,
@@ -183,10 +183,16 @@ impl Core {
         self.calls.has_room() && self.places[self.at(self.calls.next_sequence())].sequence == 0
     }
 
-    pub(super) fn want_room(&mut self, waker: &Waker) {
-        if !self.room_wanted.iter().any(|known| known.will_wake(waker)) {
-            self.room_wanted.push(waker.clone());
+    pub(super) fn want_room(&mut self, waker: &Waker, until: Option<Instant>) {
+        match self.room_wanted.iter_mut().find(|(known, _)| known.will_wake(waker)) {
+            Some((_, known)) => *known = [*known, until].into_iter().flatten().min(),
+            None => self.room_wanted.push((waker.clone(), until)),
         }
+    }
+
+    /// Whether somebody waits whom no thread brings what it waits for.
+    pub(super) fn is_engaged(&self) -> bool {
+        self.engaged > 0 || self.room_wanted.iter().any(|(_, until)| until.is_some())
     }
 
     /// Takes a call in and sends it if there is a connection. There must be room. Fails, with the buffers, if it cannot
@@ -557,7 +563,7 @@ impl Core {
             self.engaged -= 1;
         }
         if !self.room_wanted.is_empty() {
-            self.afterwards.wakers.append(&mut self.room_wanted);
+            self.afterwards.wakers.extend(self.room_wanted.drain(..).map(|(waker, _)| waker));
         }
         self.afterwards.threads |= self.threads > 1;
         Some(match outcome {
@@ -632,7 +638,10 @@ impl Core {
 
     /// Ends those whose deadline has passed and that no thread waits for. The next deadline after that.
     pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        let mut next: Option<Instant> = None;
+        // Who waits for a place finds out by itself that it is too late.
+        let late = self.room_wanted.extract_if(.., |(_, until)| until.is_some_and(|until| until <= now));
+        self.afterwards.wakers.extend(late.map(|(waker, _)| waker));
+        let mut next: Option<Instant> = self.room_wanted.iter().filter_map(|(_, until)| *until).min();
         for at in 0..self.places.len() {
             let place = &self.places[at];
             let (sequence, Some(deadline)) = (place.sequence, place.deadline) else { continue };
