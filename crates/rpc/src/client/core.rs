@@ -394,7 +394,7 @@ impl Core {
         while let Some(line) = &mut self.line {
             let Some(event) = line.next() else {
                 if line.ended().is_some() {
-                    self.lose_line();
+                    self.lose_line(Leaving::Malformed);
                 }
                 return some;
             };
@@ -413,8 +413,8 @@ impl Core {
                     if let Some(line) = &mut self.line {
                         line.give_back(buffer);
                     }
-                    if lied.is_some() {
-                        self.lose_line();
+                    if let Some(why) = lied {
+                        self.lose_line(why);
                     }
                 }
                 event => self.handle_bulk(event),
@@ -431,7 +431,7 @@ impl Core {
                     let body = Body::new(body);
                     self.answer(reply, body, Some((payload, length)));
                 }
-                _ => self.lose_line(),
+                _ => self.lose_line(Leaving::Malformed),
             },
             Event::Sent { token, payload } => {
                 if let Some(place) = self.place(token)
@@ -459,8 +459,10 @@ impl Core {
         match head {
             Head::Room { sequence } => {
                 let place = self.place(sequence)?;
-                let Lent::Offered(payload) = std::mem::take(&mut place.sent) else { return Some(Leaving::Malformed) };
-                place.sent = Lent::Away;
+                if !matches!(place.sent, Lent::Offered(_)) {
+                    return Some(Leaving::Malformed);
+                }
+                let payload = std::mem::replace(&mut place.sent, Lent::Away).take();
                 compose(&mut self.message, &Head::Offered { sequence }, &[]);
                 let line = self.line.as_mut()?;
                 let sent = line.send_with(sequence, &self.message, payload, tokens::offer(sequence));
@@ -673,9 +675,9 @@ impl Core {
         next
     }
 
-    /// The connection is over. What was lent to it comes back.
+    /// The connection is over, or is given up for this reason if it is not. What was lent to it comes back.
     #[cold]
-    fn lose_line(&mut self) {
+    fn lose_line(&mut self, why: Leaving) {
         let Some(mut line) = self.line.take() else { return };
         let failure = line.ended().unwrap_or(Failure::Closed);
         if line.ended().is_some() {
@@ -703,10 +705,15 @@ impl Core {
                 let room = line.revoke(PayloadToken(place.sequence));
                 place.room = room.map_or(Lent::None, Lent::of);
             }
+            let sequence = place.sequence;
             if let Lent::Away = place.sent {
                 place.sent = Lent::None;
+                if place.outcome.is_none() {
+                    // Its payload went with the line: it cannot be sent again.
+                    place.outcome = Some(Err(CallError::OutcomeUnknown(Box::new(Lost::Refused(why)))));
+                    self.calls.end(sequence);
+                }
             }
-            let sequence = place.sequence;
             self.look_whether_done(sequence);
         }
         if let State::Up = self.state {
@@ -753,7 +760,7 @@ impl Core {
     /// The session is over for good.
     pub(super) fn finish_all(&mut self, lost: Lost) {
         self.state = State::Over(lost.clone());
-        self.lose_line();
+        self.lose_line(Leaving::SessionTaken);
         self.finish_outstanding(&lost);
     }
 }
