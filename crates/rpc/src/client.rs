@@ -17,6 +17,7 @@ use highwire_vi::{Buffer, Frozen, Payload, Segment, SharedBuffer, ViOptions, Wai
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -72,6 +73,8 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     /// The connection came or went.
     changed: Condvar,
+    /// How often threads that wait were told to look.
+    told: AtomicU32,
 }
 
 /// What came of a call.
@@ -212,6 +215,7 @@ impl Client {
             session,
             core: Mutex::new(Core::new(window)),
             changed: Condvar::new(),
+            told: AtomicU32::new(0),
         });
         let mut core = shared.lock();
         let hello = shared.hello(&mut core);
@@ -281,6 +285,10 @@ impl Shared {
         let Afterwards { wakers, continuations, threads, left, reconnect } = afterwards;
         if reconnect {
             self.reconnect();
+        }
+        if threads {
+            // Before they are woken: who falls asleep this moment sees the one or the other.
+            self.told.fetch_add(1, SeqCst);
         }
         if let Some(left) = left {
             left.wake();
@@ -490,16 +498,19 @@ impl Shared {
                 drop(self.changed.wait_timeout(core, left));
                 continue;
             };
+            let mut told = self.told.load(SeqCst);
             self.release(core);
             let waited = watch.wait_for(left, || {
                 let mut core = match self.core.try_lock() {
                     Ok(core) => core,
                     Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                    // Whoever has it may have looked before this came, and not look again.
-                    Err(TryLockError::WouldBlock) if watch.is_ready() => self.lock(),
+                    // Whoever has it may have looked before this came, and not look again; or may be another than the
+                    // one who told us.
+                    Err(TryLockError::WouldBlock) if watch.is_ready() || self.told.load(SeqCst) != told => self.lock(),
                     // Whoever has it wakes us if there is something for us.
                     Err(TryLockError::WouldBlock) => return None,
                 };
+                told = self.told.load(SeqCst);
                 core.progress();
                 let found = look(&mut core);
                 let is_other_line = core.line.as_ref().is_none_or(|line| line.watch().id() != watch.id());

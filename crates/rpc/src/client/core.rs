@@ -69,7 +69,11 @@ pub(super) struct Afterwards {
 impl Afterwards {
     #[inline]
     pub(super) fn is_nothing(&self) -> bool {
-        self.wakers.is_empty() && self.continuations.is_empty() && !self.threads && !self.reconnect && self.left.is_none()
+        self.wakers.is_empty()
+            && self.continuations.is_empty()
+            && !self.threads
+            && !self.reconnect
+            && self.left.is_none()
     }
 }
 
