@@ -15,8 +15,9 @@ use crate::stall;
 use core::{Afterwards, Core, Deadline, Request, State, Welcome};
 use highwire_vi::{Buffer, Frozen, Payload, Segment, SharedBuffer, ViOptions, WaitError};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -76,6 +77,8 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     /// The connection came or went.
     changed: Condvar,
+    /// How often threads that wait were told to look.
+    told: AtomicU32,
 }
 
 /// What came of a call.
@@ -115,8 +118,10 @@ pub(crate) fn first_buffer(payload: Payload, length: usize) -> Option<Buffer> {
 pub(crate) struct Continuation(Box<dyn FnOnce(Result<Answer, Failed>) + Send>);
 
 impl Continuation {
+    /// One that panics has said so on standard error. The thread that brought its answer is not its own: it has other
+    /// answers to bring.
     fn run(self, outcome: Result<Answer, Failed>) {
-        stall::inside(|| (self.0)(outcome));
+        let _ = catch_unwind(AssertUnwindSafe(|| stall::inside(|| (self.0)(outcome))));
     }
 }
 
@@ -233,6 +238,7 @@ impl Client {
             session,
             core: Mutex::new(Core::new(window)),
             changed: Condvar::new(),
+            told: AtomicU32::new(0),
         });
         let mut core = shared.lock();
         let hello = shared.hello(&mut core);
@@ -309,9 +315,16 @@ impl Shared {
 
     #[inline(never)]
     fn after(self: &Arc<Shared>, afterwards: Afterwards, watch: Option<highwire_vi::Watch>) {
-        let Afterwards { wakers, continuations, threads, reconnect } = afterwards;
+        let Afterwards { wakers, continuations, threads, left, reconnect } = afterwards;
         if reconnect {
             self.reconnect();
+        }
+        if threads {
+            // Before they are woken: who falls asleep this moment sees the one or the other.
+            self.told.fetch_add(1, SeqCst);
+        }
+        if let Some(left) = left {
+            left.wake();
         }
         if threads {
             self.changed.notify_all();
@@ -518,14 +531,19 @@ impl Shared {
                 drop(self.changed.wait_timeout(core, left));
                 continue;
             };
+            let mut told = self.told.load(SeqCst);
             self.release(core);
             let mut look = || {
                 let mut core = match self.core.try_lock() {
                     Ok(core) => core,
                     Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                    // Whoever has it may have looked before this came, and not look again; or may be another than the
+                    // one who told us.
+                    Err(TryLockError::WouldBlock) if watch.is_ready() || self.told.load(SeqCst) != told => self.lock(),
                     // Whoever has it wakes us if there is something for us.
                     Err(TryLockError::WouldBlock) => return None,
                 };
+                told = self.told.load(SeqCst);
                 core.progress();
                 let found = look(&mut core);
                 let is_other_line = core.line.as_ref().is_none_or(|line| line.watch().id() != watch.id());
@@ -551,7 +569,7 @@ impl Shared {
 
     fn start(self: &Arc<Shared>, request: Request<'_>) -> Pending {
         let mut core = self.lock();
-        core.progress();
+        core.aside(Core::progress);
         if !core.has_room() {
             let queued = Queued {
                 method: request.method,
@@ -575,11 +593,11 @@ impl Shared {
     fn then(self: &Arc<Shared>, request: Request<'_>, continuation: Continuation) {
         let deadline = request.deadline;
         let mut core = self.lock();
-        core.progress();
+        core.aside(Core::progress);
         let refused = match core.has_room() {
             true => match core.submit(self.hub.nic(), request) {
                 Ok(sequence) => {
-                    core.run_when_done(sequence, continuation);
+                    core.aside(|core| core.run_when_done(sequence, continuation));
                     None
                 }
                 Err(failed) => Some((continuation, failed)),
@@ -600,9 +618,11 @@ impl Shared {
     /// Takes what has come, for tasks and continuations. The next deadline of one of them, if any of them waits.
     pub(crate) fn drive(self: &Arc<Shared>) -> Driven {
         let mut core = self.lock();
-        core.progress();
-        let next = if core.engaged > 0 { core.expire(Instant::now()) } else { None };
-        let engaged = core.engaged > 0;
+        let next = core.aside(|core| {
+            core.progress();
+            if core.is_engaged() { core.expire(Instant::now()) } else { None }
+        });
+        let engaged = core.is_engaged();
         self.release(core);
         Driven { engaged, next }
     }
@@ -715,7 +735,7 @@ impl Pending {
             Stage::Queued(mut queued) => self.shared.call(queued.request()),
             Stage::Outstanding { sequence, .. } if stall::is_inside() => {
                 let mut core = self.shared.lock();
-                let failed = core.give_up(sequence, CallError::WouldStall);
+                let failed = core.aside(|core| core.give_up(sequence, CallError::WouldStall));
                 self.shared.release(core);
                 let nothing = Failed { error: CallError::WouldStall, sent: Payload::None, room: Payload::None };
                 Err(failed.unwrap_or(nothing))
@@ -754,8 +774,10 @@ impl Pending {
             }
             Stage::Outstanding { sequence, .. } => {
                 let mut core = self.shared.lock();
-                core.progress();
-                let outcome = core.take(sequence).or_else(|| core.give_up(sequence, CallError::Cancelled).map(Err));
+                let outcome = core.aside(|core| {
+                    core.progress();
+                    core.take(sequence).or_else(|| core.give_up(sequence, CallError::Cancelled).map(Err))
+                });
                 self.shared.release(core);
                 outcome.unwrap_or_else(gone)
             }
@@ -775,22 +797,32 @@ impl Future for Pending {
     fn poll(mut self: Pin<&mut Pending>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let shared = self.shared.clone();
         let mut core = shared.lock();
-        core.progress();
+        core.aside(Core::progress);
         if let Stage::Queued(queued) = &mut self.stage {
+            let deadline = queued.deadline;
             if !core.has_room() {
-                core.want_room(context.waker());
+                if let Some(Deadline { at, given }) = deadline
+                    && at <= Instant::now()
+                {
+                    shared.release(core);
+                    let Request { payload, room, .. } = queued.request();
+                    self.stage = Stage::Done(None);
+                    let error = CallError::DeadlinePassed { after: given };
+                    return Poll::Ready(Err(Failed { error, sent: payload, room }));
+                }
+                let until = deadline.map(|deadline| deadline.at);
+                core.want_room(context.waker(), until);
                 shared.release(core);
-                shared.hub.engage(&shared, None);
+                shared.hub.engage(&shared, until);
                 return Poll::Pending;
             }
-            let deadline = queued.deadline;
             self.stage = match core.submit(shared.hub.nic(), queued.request()) {
                 Ok(sequence) => Stage::Outstanding { sequence, deadline },
                 Err(failed) => Stage::Done(Some(Box::new(Err(failed)))),
             };
         }
         let outcome = match &mut self.stage {
-            Stage::Outstanding { sequence, deadline } => match core.take(*sequence) {
+            Stage::Outstanding { sequence, deadline } => match core.aside(|core| core.take(*sequence)) {
                 Some(outcome) => Some(outcome),
                 None => {
                     core.wake_when_done(*sequence, context.waker());
@@ -813,7 +845,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if let Stage::Outstanding { sequence, .. } = self.stage {
             let mut core = self.shared.lock();
-            let buffers = core.give_up(sequence, CallError::Cancelled);
+            let buffers = core.aside(|core| core.give_up(sequence, CallError::Cancelled));
             self.shared.release(core);
             drop(buffers);
         }

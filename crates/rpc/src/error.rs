@@ -142,8 +142,8 @@ pub enum Lost {
     /// Another client has taken the session.
     #[error("another client uses the same session")]
     SessionTaken,
-    /// The server refused the connection.
-    #[error("the server refused: {0:?}")]
+    /// The server refused the connection, or was given up for this reason, with the call's payload on its way.
+    #[error("the server refused, or was given up: {0:?}")]
     Refused(Leaving),
     /// The client was closed.
     #[error("the client was closed")]

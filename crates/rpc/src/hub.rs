@@ -152,6 +152,15 @@ impl Hub {
         self.queue.wake();
     }
 
+    /// Takes what has come on this connection, though it be for nobody who is engaged: it would be found again and
+    /// again.
+    fn take_for(&self, id: ViId) {
+        let client = self.clients().get(&id).and_then(Weak::upgrade);
+        if let Some(client) = client {
+            client.drive();
+        }
+    }
+
     /// Drives everybody who is engaged. How long nothing happens by itself then; `None` if nobody is engaged.
     fn round(&self) -> Option<Duration> {
         let mut driver = self.driver();
@@ -187,7 +196,11 @@ fn drive(hub: &Weak<Hub>, signal: &Signal, mut queue: CompletionQueue) {
             continue;
         };
         match queue.wait_or(wait, || signal.is_raised()) {
-            Ok(_) | Err(WaitError::TimedOut(_)) => {}
+            Ok(Some(id)) => {
+                let Some(hub) = hub.upgrade() else { return };
+                hub.take_for(id);
+            }
+            Ok(None) | Err(WaitError::TimedOut(_)) => {}
             Err(_) => return,
         }
     }

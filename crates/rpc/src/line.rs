@@ -53,6 +53,15 @@ pub(crate) enum Event {
     Sent { token: u64, payload: Payload },
     /// A place for a payload, which nothing will land in any more.
     Unused { token: PayloadToken, payload: Payload },
+    /// A message that had to wait for room, and turned out to be one that cannot be sent.
+    Refused { token: u64, unsendable: Unsendable },
+}
+
+/// A payload that the line cannot carry.
+#[derive(Debug)]
+pub(crate) struct Unsendable {
+    pub reason: PostError,
+    pub payload: Payload,
 }
 
 impl Line {
@@ -94,22 +103,34 @@ impl Line {
     }
 
     /// Sends a message with a payload, which lands where the other side expects it.
-    pub(crate) fn send_with(&mut self, token: u64, message: &[u8], payload: Payload, lands_at: PayloadToken) {
+    /// Back if it can never be sent; [`Event::Refused`] says so of one that had to wait first.
+    pub(crate) fn send_with(
+        &mut self,
+        token: u64,
+        message: &[u8],
+        payload: Payload,
+        lands_at: PayloadToken,
+    ) -> Result<(), Unsendable> {
         let message = Message::carrying(token, payload).control(message).lands_at(lands_at);
         if !self.backlog.is_empty() {
-            return self.put_back(Waiting::Bulk(token, message));
+            self.put_back(Waiting::Bulk(token, message));
+            return Ok(());
         }
-        self.post(token, message);
+        self.post(token, message)
     }
 
-    fn post(&mut self, token: u64, message: Message) {
-        if let Err(refused) = self.vi.post_send(message) {
-            // Its payload goes when there is room, or comes back with what else waits when the line is over.
-            self.backlog.push_front(Waiting::Bulk(token, refused.descriptor));
-            if !matches!(refused.reason, PostError::QueueFull { .. } | PostError::NoRoom { .. }) {
-                self.fail(refused.reason);
-            }
+    fn post(&mut self, token: u64, message: Message) -> Result<(), Unsendable> {
+        let Err(refused) = self.vi.post_send(message) else { return Ok(()) };
+        match refused.reason {
+            // It goes when there is room.
+            PostError::QueueFull { .. } | PostError::NoRoom { .. } => {}
+            // It comes back with what else waits.
+            reason @ (PostError::NotConnected(_) | PostError::ForkedChild) => self.fail(reason),
+            // That is the fault of this message, not of the line.
+            reason => return Err(Unsendable { reason, payload: refused.descriptor.into_payload() }),
         }
+        self.backlog.push_front(Waiting::Bulk(token, refused.descriptor));
+        Ok(())
     }
 
     #[cold]
@@ -130,25 +151,33 @@ impl Line {
         self.ended.get_or_insert(failure);
     }
 
-    /// Sends what waited for room, as far as there is some.
+    /// Sends what waited for room, as far as there is some, or to the first that can never be sent.
     #[cold]
-    fn send_backlog(&mut self) {
+    fn send_backlog(&mut self) -> Option<Event> {
         while let Some(next) = self.backlog.pop_front() {
             match next {
                 Waiting::Plain(message) => match self.vi.send_bytes(PLAIN, &message) {
                     Ok(()) => {}
-                    Err(PostError::NoRoom { .. }) => return self.backlog.push_front(Waiting::Plain(message)),
-                    Err(error) => return self.fail(error),
+                    Err(PostError::NoRoom { .. }) => {
+                        self.backlog.push_front(Waiting::Plain(message));
+                        return None;
+                    }
+                    Err(error) => {
+                        self.fail(error);
+                        return None;
+                    }
                 },
                 Waiting::Bulk(token, message) => {
                     let waiting = self.backlog.len();
-                    self.post(token, message);
-                    if self.backlog.len() > waiting {
-                        return;
+                    match self.post(token, message) {
+                        Ok(()) if self.backlog.len() > waiting => return None,
+                        Ok(()) => {}
+                        Err(unsendable) => return Some(Event::Refused { token, unsendable }),
                     }
                 }
             }
         }
+        None
     }
 
     /// Gives a place for the payload that comes with this token; back if it cannot be.
@@ -179,8 +208,10 @@ impl Line {
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Event> {
         loop {
-            if !self.backlog.is_empty() {
-                self.send_backlog();
+            if !self.backlog.is_empty()
+                && let Some(refused) = self.send_backlog()
+            {
+                return Some(refused);
             }
             let Some(done) = self.vi.poll() else {
                 return self.nothing();
@@ -240,7 +271,7 @@ impl Line {
 
     /// Waits until everything is with the other side.
     pub(crate) fn flush(&mut self, timeout: std::time::Duration) -> bool {
-        self.send_backlog();
+        while self.send_backlog().is_some() {}
         self.backlog.is_empty() && self.vi.sender().flush(timeout).is_ok()
     }
 }

@@ -21,7 +21,7 @@ use highwire_vi::{
     WaitError,
 };
 use jobs::Jobs;
-use sessions::Sessions;
+use sessions::{Sessions, Ticket};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -152,9 +152,7 @@ struct Inner {
 /// The answer to a call that was deferred.
 #[derive(Debug)]
 struct Finished {
-    session: u128,
-    sequence: u64,
-    room: u32,
+    ticket: Ticket,
     reply: Reply,
 }
 
@@ -190,7 +188,10 @@ impl Rpc {
         });
         let mut server = Server { inner: inner.clone(), address: listener.address().to_owned(), threads: Vec::new() };
         let polling = inner.clone();
-        server.spawn("highwire-serve", move || polling.poll(queue))?;
+        server.spawn("highwire-serve", move || {
+            polling.poll(queue);
+            polling.sessions.close();
+        })?;
         let accepting = inner.clone();
         server.spawn("highwire-accept", move || accepting.accept(&listener))?;
         for _ in 0..inner.options.workers {
@@ -248,6 +249,8 @@ impl Drop for Server {
             }
             let _ = thread.join();
         }
+        // Those that came too late to be heard.
+        self.inner.arrivals.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
@@ -262,15 +265,14 @@ impl Inner {
     }
 
     /// Sends the answer to a call that was deferred.
-    fn finish_deferred(&self, session: u128, sequence: u64, room: u32, mut reply: Reply) {
+    fn finish_deferred(&self, ticket: Ticket, mut reply: Reply) {
         if stall::is_inside() {
             // A handler has the lock of its connection, which may be this one's too.
-            let finished = Finished { session, sequence, room, reply };
-            self.finished.lock().unwrap_or_else(PoisonError::into_inner).push(finished);
+            self.finished.lock().unwrap_or_else(PoisonError::into_inner).push(Finished { ticket, reply });
             self.has_finished.store(true, SeqCst);
             self.queue.wake();
         } else {
-            self.sessions.finish(session, sequence, room, &mut reply);
+            self.sessions.finish(ticket, &mut reply);
             self.deferred.fetch_sub(1, SeqCst);
             if self.is_leaving() {
                 self.queue.wake();
@@ -282,8 +284,8 @@ impl Inner {
     #[cold]
     fn send_finished(&self) {
         let finished = std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner));
-        for Finished { session, sequence, room, mut reply } in finished {
-            self.sessions.finish(session, sequence, room, &mut reply);
+        for Finished { ticket, mut reply } in finished {
+            self.sessions.finish(ticket, &mut reply);
             self.deferred.fetch_sub(1, SeqCst);
         }
     }

@@ -7,10 +7,18 @@ thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
 /// Runs `run` as something that may not block.
 #[inline]
 pub(crate) fn inside<T>(run: impl FnOnce() -> T) -> T {
-    let before = INSIDE.replace(true);
-    let result = run();
-    INSIDE.set(before);
-    result
+    // However it ends: a thread that survives a panic may block again.
+    let _outside = Restore(INSIDE.replace(true));
+    run()
+}
+
+struct Restore(bool);
+
+impl Drop for Restore {
+    #[inline]
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
 }
 
 /// Whether this thread is inside such a thing.

@@ -5,9 +5,9 @@ use crate::body::Body;
 use crate::calls::{Calls, Fate};
 use crate::error::{CallError, Failed, Lost};
 use crate::head::{CallHead, HEAD_BYTES, Head, Leaving, ReplyHead, Status};
-use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, Event, Line, compose};
+use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, Event, Line, Unsendable, compose};
 use crate::tokens;
-use highwire_vi::{Failure, Nic, Payload, PayloadToken, Pool, Segment};
+use highwire_vi::{Failure, Nic, Payload, PayloadToken, Pool, Segment, Watch};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -23,9 +23,10 @@ pub(super) struct Core {
     message: Vec<u8>,
     /// What is to be done as soon as the lock is free.
     pub afterwards: Afterwards,
-    /// Those who wait for a place.
-    room_wanted: Vec<Waker>,
-    /// Threads that wait for a place or for a call of theirs.
+    /// Those who wait for a place, and until when.
+    room_wanted: Vec<(Waker, Option<Instant>)>,
+    /// Threads that wait for a place or for a call of theirs, and whoever takes what has come without waiting: with
+    /// more than one there is somebody to be told.
     pub threads: u32,
     /// Calls that wait for their answer without a thread.
     pub engaged: u32,
@@ -59,6 +60,8 @@ pub(super) struct Afterwards {
     pub continuations: Vec<(Continuation, Result<Answer, Failed>)>,
     /// A thread may be asleep whose call is answered, or that can have a place now.
     pub threads: bool,
+    /// Of a line that was given up: threads may be asleep there, though nothing ended it but us.
+    pub left: Option<Watch>,
     /// The connection is lost, and calls wait.
     pub reconnect: bool,
 }
@@ -66,7 +69,11 @@ pub(super) struct Afterwards {
 impl Afterwards {
     #[inline]
     pub(super) fn is_nothing(&self) -> bool {
-        self.wakers.is_empty() && self.continuations.is_empty() && !self.threads && !self.reconnect
+        self.wakers.is_empty()
+            && self.continuations.is_empty()
+            && !self.threads
+            && !self.reconnect
+            && self.left.is_none()
     }
 }
 
@@ -180,10 +187,16 @@ impl Core {
         self.calls.has_room() && self.places[self.at(self.calls.next_sequence())].sequence == 0
     }
 
-    pub(super) fn want_room(&mut self, waker: &Waker) {
-        if !self.room_wanted.iter().any(|known| known.will_wake(waker)) {
-            self.room_wanted.push(waker.clone());
+    pub(super) fn want_room(&mut self, waker: &Waker, until: Option<Instant>) {
+        match self.room_wanted.iter_mut().find(|(known, _)| known.will_wake(waker)) {
+            Some((_, known)) => *known = [*known, until].into_iter().flatten().min(),
+            None => self.room_wanted.push((waker.clone(), until)),
         }
+    }
+
+    /// Whether somebody waits whom no thread brings what it waits for.
+    pub(super) fn is_engaged(&self) -> bool {
+        self.engaged > 0 || self.room_wanted.iter().any(|(_, until)| until.is_some())
     }
 
     /// Takes a call in and sends it if there is a connection. There must be room. Fails, with the buffers, if it cannot
@@ -229,6 +242,7 @@ impl Core {
             }
             State::Over(ref lost) => {
                 let error = CallError::NotSent(Box::new(lost.clone()));
+                self.calls.end(sequence);
                 self.settle(sequence, Err(error));
             }
         }
@@ -314,6 +328,12 @@ impl Core {
             Lent::Here(payload) | Lent::Offered(payload) => payload,
         };
         let bytes = payload.total();
+        if bytes == 0 {
+            // There is nothing to land anywhere.
+            place.sent = Lent::Here(payload);
+            compose(&mut self.message, &Head::Call(head), &place.body);
+            return line.send(&self.message);
+        }
         if bytes > self.credit.request_bytes_max.into() {
             place.sent = Lent::Here(payload);
             let error = CallError::RequestTooLarge { bytes, most: self.credit.request_bytes_max.into() };
@@ -326,13 +346,30 @@ impl Core {
             self.credit.used = self.credit.used.wrapping_add(1);
             compose(&mut self.message, &Head::Call(head), &place.body);
             place.sent = Lent::Away;
-            line.send_with(sequence, &self.message, payload, token);
+            if let Err(unsendable) = line.send_with(sequence, &self.message, payload, token) {
+                // The frame is still there for the next.
+                self.credit.used = self.credit.used.wrapping_sub(1);
+                self.refuse(sequence, unsendable);
+            }
         } else {
             head.is_offer = true;
             compose(&mut self.message, &Head::Call(head), &place.body);
             self.message.extend_from_slice(&(bytes as u32).to_le_bytes());
             place.sent = Lent::Offered(payload);
             line.send(&self.message);
+        }
+    }
+
+    /// Its payload cannot be sent.
+    #[cold]
+    fn refuse(&mut self, sequence: u64, unsendable: Unsendable) {
+        let Unsendable { reason, payload } = unsendable;
+        if let Some(place) = self.place(sequence)
+            && matches!(place.sent, Lent::Away)
+        {
+            place.sent = Lent::of(payload);
+            self.end_unanswered(sequence);
+            self.settle(sequence, Err(CallError::Buffer(Box::new(reason))));
         }
     }
 
@@ -345,6 +382,15 @@ impl Core {
         }
     }
 
+    /// Does what may settle calls or free places, for somebody who does not wait for either.
+    #[inline]
+    pub(super) fn aside<T>(&mut self, work: impl FnOnce(&mut Core) -> T) -> T {
+        self.threads += 1;
+        let result = work(self);
+        self.threads -= 1;
+        result
+    }
+
     /// Takes what has come. True if something had.
     #[inline]
     pub(super) fn progress(&mut self) -> bool {
@@ -352,7 +398,7 @@ impl Core {
         while let Some(line) = &mut self.line {
             let Some(event) = line.next() else {
                 if line.ended().is_some() {
-                    self.lose_line();
+                    self.lose_line(Leaving::Malformed);
                 }
                 return some;
             };
@@ -371,8 +417,8 @@ impl Core {
                     if let Some(line) = &mut self.line {
                         line.give_back(buffer);
                     }
-                    if lied.is_some() {
-                        self.lose_line();
+                    if let Some(why) = lied {
+                        self.lose_line(why);
                     }
                 }
                 event => self.handle_bulk(event),
@@ -389,7 +435,7 @@ impl Core {
                     let body = Body::new(body);
                     self.answer(reply, body, Some((payload, length)));
                 }
-                _ => self.lose_line(),
+                _ => self.lose_line(Leaving::Malformed),
             },
             Event::Sent { token, payload } => {
                 if let Some(place) = self.place(token)
@@ -407,6 +453,7 @@ impl Core {
                     self.look_whether_done(token.0);
                 }
             }
+            Event::Refused { token, unsendable } => self.refuse(token, unsendable),
             Event::Plain(..) => {}
         }
     }
@@ -416,11 +463,19 @@ impl Core {
         match head {
             Head::Room { sequence } => {
                 let place = self.place(sequence)?;
-                let Lent::Offered(payload) = std::mem::take(&mut place.sent) else { return Some(Leaving::Malformed) };
-                place.sent = Lent::Away;
+                if !matches!(place.sent, Lent::Offered(_)) {
+                    return Some(Leaving::Malformed);
+                }
+                let payload = std::mem::replace(&mut place.sent, Lent::Away).take();
                 compose(&mut self.message, &Head::Offered { sequence }, &[]);
-                if let Some(line) = &mut self.line {
-                    line.send_with(sequence, &self.message, payload, tokens::offer(sequence));
+                let line = self.line.as_mut()?;
+                let sent = line.send_with(sequence, &self.message, payload, tokens::offer(sequence));
+                if let Err(unsendable) = sent {
+                    self.refuse(sequence, unsendable);
+                    compose(&mut self.message, &Head::Cancel { sequence }, &[]);
+                    if let Some(line) = &mut self.line {
+                        line.send(&self.message);
+                    }
                 }
                 None
             }
@@ -514,7 +569,7 @@ impl Core {
             self.engaged -= 1;
         }
         if !self.room_wanted.is_empty() {
-            self.afterwards.wakers.append(&mut self.room_wanted);
+            self.afterwards.wakers.extend(self.room_wanted.drain(..).map(|(waker, _)| waker));
         }
         self.afterwards.threads |= self.threads > 1;
         Some(match outcome {
@@ -589,7 +644,10 @@ impl Core {
 
     /// Ends those whose deadline has passed and that no thread waits for. The next deadline after that.
     pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        let mut next: Option<Instant> = None;
+        // Who waits for a place finds out by itself that it is too late.
+        let late = self.room_wanted.extract_if(.., |(_, until)| until.is_some_and(|until| until <= now));
+        self.afterwards.wakers.extend(late.map(|(waker, _)| waker));
+        let mut next: Option<Instant> = self.room_wanted.iter().filter_map(|(_, until)| *until).min();
         for at in 0..self.places.len() {
             let place = &self.places[at];
             let (sequence, Some(deadline)) = (place.sequence, place.deadline) else { continue };
@@ -621,9 +679,9 @@ impl Core {
         next
     }
 
-    /// The connection is over. What was lent to it comes back.
+    /// The connection is over, or is given up for this reason if it is not. What was lent to it comes back.
     #[cold]
-    fn lose_line(&mut self) {
+    fn lose_line(&mut self, why: Leaving) {
         let Some(mut line) = self.line.take() else { return };
         let failure = line.ended().unwrap_or(Failure::Closed);
         if line.ended().is_some() {
@@ -651,10 +709,15 @@ impl Core {
                 let room = line.revoke(PayloadToken(place.sequence));
                 place.room = room.map_or(Lent::None, Lent::of);
             }
+            let sequence = place.sequence;
             if let Lent::Away = place.sent {
                 place.sent = Lent::None;
+                if place.outcome.is_none() {
+                    // Its payload went with the line: it cannot be sent again.
+                    place.outcome = Some(Err(CallError::OutcomeUnknown(Box::new(Lost::Refused(why)))));
+                    self.calls.end(sequence);
+                }
             }
-            let sequence = place.sequence;
             self.look_whether_done(sequence);
         }
         if let State::Up = self.state {
@@ -663,6 +726,7 @@ impl Core {
             self.afterwards.reconnect |= reconnecting;
         }
         self.afterwards.threads |= self.threads > 0;
+        self.afterwards.left = Some(line.watch().clone());
     }
 
     /// A new connection, on which the server has welcomed the session.
@@ -700,7 +764,7 @@ impl Core {
     /// The session is over for good.
     pub(super) fn finish_all(&mut self, lost: Lost) {
         self.state = State::Over(lost.clone());
-        self.lose_line();
+        self.lose_line(Leaving::SessionTaken);
         self.finish_outstanding(&lost);
     }
 }

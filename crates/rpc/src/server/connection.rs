@@ -3,6 +3,7 @@
 use super::Inner;
 use super::handler::{Received, Reply, Request};
 use super::jobs::Job;
+use super::sessions::Ticket;
 use crate::head::{CallHead, HEAD_BYTES, Head, Leaving, OFFER_BYTES, ReplyHead, SESSION_BYTES, Status};
 use crate::line::{Event, Line, compose};
 use crate::session::{Admission, Session};
@@ -25,6 +26,7 @@ pub(super) struct Connection {
 pub(super) struct Link {
     pub line: Line,
     pub session: Option<(u128, Session)>,
+    incarnation: u64,
     /// For payloads of calls.
     frames: Option<Pool>,
     /// Frames granted so far.
@@ -53,6 +55,7 @@ impl Connection {
         let link = Link {
             line,
             session: None,
+            incarnation: 0,
             frames,
             granted: 0,
             missing: 0,
@@ -89,6 +92,10 @@ impl Connection {
                 }
                 // A payload of ours is back, or room that nobody used: both are dropped.
                 Event::Sent { .. } | Event::Unused { .. } => Next::GoesOn,
+                Event::Refused { token: sequence, .. } => {
+                    link.say_unsendable(sequence);
+                    Next::GoesOn
+                }
             };
             if next != Next::GoesOn {
                 return next;
@@ -106,6 +113,7 @@ impl Connection {
                 match inner.sessions.open(session, asked, self) {
                     Ok(opened) => {
                         link.session = Some((session, opened.session));
+                        link.incarnation = opened.incarnation;
                         link.grant(inner.options.frames);
                         let welcome = Head::Welcome {
                             version: crate::head::RPC_VERSION,
@@ -222,6 +230,7 @@ impl Link {
         let Some((id, session)) = &mut self.session else { return Next::Ends(Some(Leaving::Malformed)) };
         let may_repeat = found.as_ref().is_ok_and(|(_, manner)| manner.may_repeat);
         let sequence = call.sequence;
+        let ticket = Ticket { session: *id, incarnation: self.incarnation, sequence, room: call.reply_room };
         match session.admit(sequence, call.unanswered, may_repeat) {
             Ok(Admission::Begin) => {}
             Ok(Admission::Running | Admission::Stale) => return Next::GoesOn,
@@ -250,10 +259,8 @@ impl Link {
                     method: call.method,
                     arguments,
                     payload: received,
-                    room: call.reply_room,
                     peer: connection.peer,
-                    session: *id,
-                    sequence,
+                    ticket,
                     server: inner,
                 };
                 let reply = &mut self.reply;
@@ -269,8 +276,8 @@ impl Link {
                 let deadline = (call.deadline_ms > 0)
                     .then(|| Instant::now() + std::time::Duration::from_millis(call.deadline_ms.into()));
                 let job = Job {
-                    session: *id,
-                    call,
+                    ticket,
+                    method: call.method,
                     deadline,
                     service: service.clone(),
                     arguments: arguments.to_vec(),
@@ -340,13 +347,24 @@ impl Link {
             return;
         }
         if is_bulk {
-            self.line.send_with(sequence, message, payload, PayloadToken(sequence));
+            if self.line.send_with(sequence, message, payload, PayloadToken(sequence)).is_err() {
+                self.say_unsendable(sequence);
+            }
         } else {
             self.line.send(message);
         }
         if self.missing > 0 {
             self.grant(0);
         }
+    }
+
+    /// A handler made an answer that no line carries, of memory with another tag or of too many pieces: that is its
+    /// fault, as a panic is.
+    #[cold]
+    fn say_unsendable(&mut self, sequence: u64) {
+        let head = ReplyHead { sequence, status: Status::Panicked, body: 0, frames: self.granted };
+        compose(&mut self.message, &Head::Reply(head), &[]);
+        self.line.send(&self.message);
     }
 
     /// Sends a reply that was made elsewhere.

@@ -1,6 +1,7 @@
 //! What a handler is given, and what it gives.
 
 use super::Inner;
+use super::sessions::Ticket;
 use crate::head::{HEAD_BYTES, Status};
 use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX};
 use highwire_vi::{Buffer, Frozen, Nic, Payload, PeerId, Segment, SharedBuffer};
@@ -50,10 +51,8 @@ pub struct Request<'a> {
     pub(super) method: u16,
     pub(super) arguments: &'a [u8],
     pub(super) payload: Received,
-    pub(super) room: u32,
     pub(super) peer: PeerId,
-    pub(super) session: u128,
-    pub(super) sequence: u64,
+    pub(super) ticket: Ticket,
     pub(super) server: &'a Arc<Inner>,
 }
 
@@ -110,7 +109,7 @@ impl Request<'_> {
 
     /// Bytes of room that the caller has for the payload of the answer.
     pub fn room(&self) -> usize {
-        self.room as usize
+        self.ticket.room as usize
     }
 
     /// Who calls.
@@ -127,8 +126,7 @@ impl Request<'_> {
     pub fn defer(&self, reply: &mut Reply) -> Deferred {
         reply.is_deferred = true;
         self.server.deferred.fetch_add(1, SeqCst);
-        let Request { session, sequence, room, .. } = *self;
-        Deferred { server: self.server.clone(), session, sequence, room, is_answered: false }
+        Deferred { server: self.server.clone(), ticket: self.ticket, is_answered: false }
     }
 }
 
@@ -136,9 +134,7 @@ impl Request<'_> {
 #[derive(Debug)]
 pub struct Deferred {
     server: Arc<Inner>,
-    session: u128,
-    sequence: u64,
-    room: u32,
+    ticket: Ticket,
     is_answered: bool,
 }
 
@@ -152,7 +148,7 @@ impl Deferred {
     }
 
     fn send(&self, reply: Reply) {
-        self.server.finish_deferred(self.session, self.sequence, self.room, reply);
+        self.server.finish_deferred(self.ticket, reply);
     }
 }
 
@@ -268,7 +264,10 @@ impl Reply {
             return;
         }
         let bytes = self.payload.total();
-        if bytes > room.into() {
+        if bytes == 0 {
+            // There is nothing to land, and a caller without room would not hear of it.
+            self.payload = Payload::None;
+        } else if bytes > room.into() {
             self.fail(Status::PayloadTooLarge(bytes));
         } else if self.body > BODY_BYTES_BESIDE_MAX {
             self.fail(Status::ResultTooLong(self.body as u64));

@@ -2,7 +2,8 @@
 
 use super::Inner;
 use super::handler::{Received, Reply, Request, Serve};
-use crate::head::{CallHead, Status};
+use super::sessions::Ticket;
+use crate::head::Status;
 use highwire_vi::PeerId;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,8 +12,8 @@ use std::time::Instant;
 
 /// A call that waits for a thread.
 pub(super) struct Job {
-    pub session: u128,
-    pub call: CallHead,
+    pub ticket: Ticket,
+    pub method: u16,
     pub deadline: Option<Instant>,
     pub service: Arc<dyn Serve>,
     pub arguments: Vec<u8>,
@@ -106,23 +107,14 @@ impl Jobs {
 }
 
 fn run(inner: &Arc<Inner>, job: Job, reply: &mut Reply) {
-    let Job { session, call, deadline, service, arguments, received, peer } = job;
+    let Job { ticket, method, deadline, service, arguments, received, peer } = job;
     reply.clear();
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         reply.fail(Status::DeadlinePassed);
-    } else if !inner.sessions.is_wanted(session, call.sequence) {
+    } else if !inner.sessions.is_wanted(ticket) {
         reply.fail(Status::Cancelled);
     } else {
-        let request = Request {
-            method: call.method,
-            arguments: &arguments,
-            payload: received,
-            room: call.reply_room,
-            peer,
-            session,
-            sequence: call.sequence,
-            server: inner,
-        };
+        let request = Request { method, arguments: &arguments, payload: received, peer, ticket, server: inner };
         if catch_unwind(AssertUnwindSafe(|| service.serve(request, reply))).is_err() {
             reply.fail(Status::Panicked);
         }
@@ -130,5 +122,7 @@ fn run(inner: &Arc<Inner>, job: Job, reply: &mut Reply) {
             return;
         }
     }
-    inner.sessions.finish(session, call.sequence, call.reply_room, reply);
+    inner.sessions.finish(ticket, reply);
+    // What was not sent is not to wait for the next call.
+    reply.clear();
 }

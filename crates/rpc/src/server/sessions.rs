@@ -25,6 +25,13 @@ struct Table {
     next: u64,
 }
 
+impl Table {
+    /// The session of a call, unless it has been begun anew since.
+    fn of(&mut self, call: Ticket) -> Option<&mut Entry> {
+        self.sessions.get_mut(&call.session).filter(|entry| entry.incarnation == call.incarnation)
+    }
+}
+
 #[derive(Debug)]
 struct Entry {
     incarnation: u64,
@@ -37,6 +44,17 @@ struct Entry {
 enum Place {
     Connected(Arc<Connection>),
     Kept { session: Session, since: Instant },
+}
+
+/// Names a call wherever its handler runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticket {
+    pub session: u128,
+    /// Of the session: one that was begun anew numbers its calls anew.
+    pub incarnation: u64,
+    pub sequence: u64,
+    /// Bytes of room that the caller has for the answer's payload.
+    pub room: u32,
 }
 
 /// What a hello asks for.
@@ -131,24 +149,30 @@ impl Sessions {
         });
     }
 
+    /// Everything is over. A handler that never ends keeps the table alive, and is not to keep connections open by it.
+    pub(super) fn close(&self) {
+        let sessions = std::mem::take(&mut self.table().sessions);
+        drop(sessions);
+    }
+
     /// The connection that has the session now.
-    fn connection(&self, id: u128) -> Option<Arc<Connection>> {
-        match &self.table().sessions.get(&id)?.place {
+    fn connection(&self, call: Ticket) -> Option<Arc<Connection>> {
+        match &self.table().of(call)?.place {
             Place::Connected(connection) => Some(connection.clone()),
             Place::Kept { .. } => None,
         }
     }
 
     /// Whether somebody still waits for the answer to a call.
-    pub(super) fn is_wanted(&self, id: u128, sequence: u64) -> bool {
-        match self.connection(id) {
+    pub(super) fn is_wanted(&self, call: Ticket) -> bool {
+        match self.connection(call) {
             Some(connection) => match &connection.lock().session {
-                Some((of, session)) if *of == id => session.is_wanted(sequence),
+                Some((of, session)) if *of == call.session => session.is_wanted(call.sequence),
                 // It is on its way to another connection.
                 _ => true,
             },
-            None => match self.table().sessions.get(&id).map(|entry| &entry.place) {
-                Some(Place::Kept { session, .. }) => session.is_wanted(sequence),
+            None => match self.table().of(call).map(|entry| &entry.place) {
+                Some(Place::Kept { session, .. }) => session.is_wanted(call.sequence),
                 Some(Place::Connected(_)) => true,
                 None => false,
             },
@@ -156,10 +180,11 @@ impl Sessions {
     }
 
     /// A call that ran elsewhere is answered, by whichever connection has its session.
-    pub(super) fn finish(&self, id: u128, sequence: u64, room: u32, reply: &mut Reply) {
+    pub(super) fn finish(&self, call: Ticket, reply: &mut Reply) {
+        let Ticket { session: id, sequence, room, .. } = call;
         // A session moves from one connection to another at most as often as a client connects.
         loop {
-            if let Some(connection) = self.connection(id) {
+            if let Some(connection) = self.connection(call) {
                 let mut link = connection.lock();
                 if link.session.as_ref().is_some_and(|(of, _)| *of == id) {
                     return link.answer_with(sequence, room, reply);
@@ -167,7 +192,7 @@ impl Sessions {
                 drop(link);
             }
             let mut table = self.table();
-            match table.sessions.get_mut(&id).map(|entry| &mut entry.place) {
+            match table.of(call).map(|entry| &mut entry.place) {
                 Some(Place::Kept { session, .. }) => {
                     reply.check(room);
                     let status = reply.status;
