@@ -289,7 +289,7 @@ impl Client {
         Rpc::of(self.shared.hub.clone())
     }
 
-    /// The VI that it goes by while it is connected, as the Nic numbers them.
+    /// Whether it has a connection at present. If not, the next call makes one.
     pub fn is_connected(&self) -> bool {
         self.shared.lock().state == State::Up
     }
@@ -680,8 +680,10 @@ fn reconnect(weak: &Weak<Shared>) {
 impl Drop for Shared {
     fn drop(&mut self) {
         let core = self.core.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(line) = &core.line {
+        if let Some(line) = &mut core.line {
             self.hub.forget(line.watch().id());
+            // So that the server need not keep the session for somebody who never comes back.
+            line.send(&Head::Leaving(Leaving::Shutdown).encode());
         }
         // Continuations hear of it; nobody else can be waiting.
         core.finish_all(Lost::Closed);

@@ -55,6 +55,20 @@ pub enum CallError {
         /// What it takes.
         most: u64,
     },
+    /// More room for an answer than there can be. It did not run.
+    #[error("{bytes} bytes of room for an answer are more than {most}")]
+    RoomTooLarge {
+        /// Bytes of the buffers named.
+        bytes: u64,
+        /// Bytes that there can be.
+        most: u64,
+    },
+    /// There is no memory for its arguments here. It did not run.
+    #[error("there is no memory for {bytes} bytes of arguments; is a limit of memory or descriptors reached?")]
+    NoMemory {
+        /// Bytes of the arguments.
+        bytes: usize,
+    },
     /// More bytes of arguments than a call carries. It did not run.
     #[error("{bytes} bytes of arguments are more than {most}; send large data as payload")]
     ArgumentsTooLong {
@@ -78,8 +92,8 @@ pub enum CallError {
     /// The deadline had passed when the server came to it. It did not run.
     #[error("the deadline had passed before the server began; the call did not run")]
     TooLate,
-    /// It was cancelled before it began.
-    #[error("the call was cancelled before it began")]
+    /// It was given up. It may have run, and may run yet, unless it had not been sent.
+    #[error("the call was given up; it may or may not have run")]
     Cancelled,
     /// The handler panicked. It ran, in part.
     #[error("the handler panicked; the server's standard error says where")]
@@ -107,7 +121,7 @@ pub enum CallError {
         /// How many.
         outstanding: u32,
     },
-    /// A blocking call was made where nothing may block. It did not run.
+    /// A blocking call was made, or waited for, where nothing may block. It did not run, unless it was started before.
     #[error(
         "a blocking call inside a continuation or a quick handler would stall the very loop that brings its answer"
     )]

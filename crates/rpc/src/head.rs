@@ -4,7 +4,7 @@
 //!            0     1      2          4         8          16            20         22     24          28
 //! Hello      1     -      version    window    acknowledged attempt     -                 incarnation
 //! Welcome    2     known  version    window    incarnation              frames            frame_bytes request_bytes
-//! Call       3     flags  method     service   sequence   answered      service's  body   reply_room  deadline_ms
+//! Call       3     flags  method     service   sequence   unanswered    service's  body   reply_room  deadline_ms
 //!                                                                       version
 //! Reply      4     -      status     body      sequence   frames        -                 detail
 //! Cancel     5     -      -          -         sequence   -             -                 -
@@ -75,7 +75,8 @@ pub enum Head {
         /// Which call.
         sequence: u64,
     },
-    /// The server takes no further calls on this connection.
+    /// The server takes no further calls on this connection; from a client, with [`Leaving::Shutdown`], that it will not
+    /// come back.
     Leaving(Leaving),
 }
 
@@ -105,7 +106,7 @@ pub struct CallHead {
     pub method: u16,
     /// Counts the calls of a session from 1.
     pub sequence: u64,
-    /// How many before this one are yet to be answered: all earlier answers have arrived.
+    /// How far before this one the first call is whose answer has not arrived: 0 if that is this one.
     pub unanswered: u32,
     /// Bytes of the arguments.
     pub body: u16,
@@ -408,7 +409,10 @@ impl Reader<'_> {
             return Err(Malformed::Field { field: "body", value: body.into() });
         }
         if self.0[1] != 0 || self.u32(20) != 0 {
-            return Err(Malformed::Field { field: "an unused byte", value: self.u32(20).into() });
+            return Err(Malformed::Field {
+                field: "an unused byte",
+                value: u64::from(self.0[1]) | u64::from(self.u32(20)),
+            });
         }
         Ok(ReplyHead {
             sequence: self.sequence()?,
@@ -424,6 +428,7 @@ impl Reader<'_> {
         let one = |head| self.only(std::slice::from_ref(&(8..16))).map(|()| (head, 0));
         match kind {
             1 => {
+                // A hello and a welcome are the same in all versions, so that two of them can tell that they differ.
                 self.only(&[2..20, 24..32])?;
                 let head = Head::Hello {
                     version: self.u16(2),

@@ -22,7 +22,7 @@
 //! that are outstanding again when it has connected again; the server knows which it has begun and keeps the answers until
 //! they have arrived. If the server has started anew, or has given the session up, nobody knows whether a call that was
 //! on its way has run: it ends with [`CallError::OutcomeUnknown`], and is never tried again behind the caller's back.
-//! Every other error says whether the call ran.
+//! A deadline that passes says no more than that either; every other error says whether the call ran.
 //!
 //! # Threads
 //!

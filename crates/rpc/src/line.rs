@@ -269,6 +269,11 @@ impl Line {
         waiting.collect()
     }
 
+    /// Ends it from this side: whoever looks next finds it over.
+    pub(crate) fn give_up(&mut self) {
+        self.ended.get_or_insert(Failure::Closed);
+    }
+
     /// Waits until everything is with the other side.
     pub(crate) fn flush(&mut self, timeout: std::time::Duration) -> bool {
         while self.send_backlog().is_some() {}

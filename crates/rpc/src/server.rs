@@ -24,7 +24,7 @@ use jobs::Jobs;
 use sessions::{Sessions, Ticket};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -110,12 +110,17 @@ pub enum ServeError {
     Thread(#[from] std::io::Error),
 }
 
-/// Calls that were still running when a server had to stop.
+/// What was not done when a server had to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{calls} calls did not end in time; their callers cannot tell whether they ran")]
+#[error(
+    "{calls} calls did not end in time, and {clients} clients did not take all of their answers; callers of these cannot tell \
+     whether they ran"
+)]
 pub struct StillRunning {
-    /// How many.
+    /// Calls that still ran.
     pub calls: usize,
+    /// Clients that did not take all of their answers.
+    pub clients: usize,
 }
 
 /// A server. Dropped, it stops at once: whatever runs has no answer.
@@ -145,6 +150,12 @@ struct Inner {
     /// Everything ends now.
     stop: AtomicBool,
     busy: AtomicBool,
+    /// Clients that had not taken all their answers at the end.
+    untaken: AtomicUsize,
+    /// Connections that were told why they are over, and are dropped when they can have heard it.
+    parting: Mutex<Vec<(Instant, Arc<Connection>)>>,
+    /// Connections that have not said who they are.
+    strangers: Mutex<Vec<(Instant, Weak<Connection>)>>,
     /// Until when what was begun may go on.
     until: Mutex<Option<Instant>>,
 }
@@ -183,6 +194,9 @@ impl Rpc {
             leaving: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             busy: AtomicBool::new(options.busy),
+            untaken: AtomicUsize::new(0),
+            parting: Mutex::default(),
+            strangers: Mutex::default(),
             until: Mutex::default(),
             options,
         });
@@ -228,9 +242,9 @@ impl Server {
         self.inner.queue.wake();
         let polling = self.threads.remove(0);
         let _ = polling.join();
-        match self.inner.left() {
-            0 => Ok(()),
-            calls => Err(StillRunning { calls }),
+        match (self.inner.left(), self.inner.untaken.load(SeqCst)) {
+            (0, 0) => Ok(()),
+            (calls, clients) => Err(StillRunning { calls, clients }),
         }
     }
 }
@@ -311,7 +325,7 @@ impl Inner {
         while !self.is_leaving() {
             let options = ViOptions::new().queue_of(&self.queue).allow(self.options.allow.clone());
             let accepted = listener.accept_with(SWEEP_EVERY, &options);
-            self.sessions.sweep(Instant::now());
+            self.sweep(Instant::now());
             let vi = match accepted {
                 Ok(vi) => vi,
                 Err(AcceptError::TimedOut(_)) => continue,
@@ -326,9 +340,32 @@ impl Inner {
             let frames = 2 * self.options.frames as usize;
             let frames = (frames > 0).then(|| self.nic.pool(self.options.frame_bytes as usize, frames).ok()).flatten();
             let connection = Arc::new(Connection::new(id, peer, line, frames));
+            let stranger = (Instant::now(), Arc::downgrade(&connection));
+            self.strangers.lock().unwrap_or_else(PoisonError::into_inner).push(stranger);
             self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
             self.arrived.store(true, SeqCst);
             self.queue.wake();
+        }
+    }
+
+    /// Forgets what nobody came back for, and sends those away who do not say who they are.
+    fn sweep(&self, now: Instant) {
+        self.sessions.sweep(now);
+        let spent = |since: &Instant, most| now.saturating_duration_since(*since) >= most;
+        self.parting.lock().unwrap_or_else(PoisonError::into_inner).retain(|(since, _)| !spent(since, PARTING));
+        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        let silent: Vec<_> = strangers.extract_if(.., |(since, _)| spent(since, HELLO_WITHIN)).collect();
+        drop(strangers);
+        for connection in silent.into_iter().filter_map(|(_, connection)| connection.upgrade()) {
+            let mut link = connection.lock();
+            if link.session.is_none() {
+                link.line.give_up();
+                drop(link);
+                // The polling thread finds it over.
+                self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+                self.arrived.store(true, SeqCst);
+                self.queue.wake();
+            }
         }
     }
 
@@ -401,7 +438,8 @@ impl Inner {
         self.sessions.park(connection, &mut link);
         if let Some(why) = why {
             link.leave(why);
-            link.line.flush(PARTING);
+            // Nobody waits for it here: who does not listen is not to hold others up.
+            self.parting.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), connection.clone()));
         }
         drop(link);
         connections.remove(&connection.id);
@@ -431,19 +469,29 @@ impl Inner {
                 self.take_turn(connections, &connection);
             }
         }
-        for connection in connections.values() {
-            let mut link = connection.lock();
-            if !self.stop.load(SeqCst) {
-                link.leave(Leaving::Shutdown);
-                link.line.flush(PARTING);
-            }
+        if self.stop.load(SeqCst) {
+            return true;
         }
+        connections.values().for_each(|connection| connection.lock().leave(Leaving::Shutdown));
+        // At least a little, so that those hear it who listen.
+        let until = until.unwrap_or_else(Instant::now).max(Instant::now() + PARTING);
+        let mut untaken: Vec<_> = connections.values().cloned().collect();
+        while !untaken.is_empty() && Instant::now() < until && !self.stop.load(SeqCst) {
+            untaken.retain(|connection| {
+                let mut link = connection.lock();
+                !link.line.flush(A_MOMENT) && link.line.ended().is_none()
+            });
+        }
+        self.untaken.store(untaken.len(), SeqCst);
         true
     }
 }
 
 /// How often connections that nobody came back for are looked for.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
+/// How long a connection may go without saying who it is.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+const A_MOMENT: Duration = Duration::from_millis(5);
 /// How long a last message may take.
 const PARTING: Duration = Duration::from_millis(100);
 /// Looks without pause between two at what else there is to do.

@@ -214,14 +214,22 @@ impl Core {
             },
         };
         let (room_bytes, payload_bytes) = (room.total(), payload.total());
-        if room_bytes > u32::MAX.into() || payload_bytes > u32::MAX.into() {
-            let (bytes, most) = (room_bytes.max(payload_bytes), u32::MAX.into());
-            return Err(Failed { error: CallError::RequestTooLarge { bytes, most }, sent: payload, room });
-        }
-        let begun = if self.has_room() { self.calls.begin() } else { None };
-        let Some(sequence) = begun else {
-            let error = CallError::WindowFull { outstanding: self.calls.outstanding() };
-            return Err(Failed { error, sent: payload, room });
+        let most = u64::from(u32::MAX);
+        let begun = if payload_bytes > most {
+            Err(CallError::RequestTooLarge { bytes: payload_bytes, most })
+        } else if room_bytes > most {
+            Err(CallError::RoomTooLarge { bytes: room_bytes, most })
+        } else if !self.has_room() {
+            Err(CallError::WindowFull { outstanding: self.calls.outstanding() })
+        } else {
+            self.calls.begin().ok_or(CallError::WindowFull { outstanding: self.calls.outstanding() })
+        };
+        let sequence = match begun {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                let sent = if body_in_payload { without_arguments(payload) } else { payload };
+                return Err(Failed { error, sent, room });
+            }
         };
         let at = self.at(sequence);
         let place = &mut self.places[at];
@@ -269,7 +277,9 @@ impl Core {
             Some(buffer) => Ok(buffer),
             None => nic.register(arguments.len()).and_then(|region| region.slice(0..arguments.len())),
         };
-        let Ok(mut buffer) = buffer else { return Err((CallError::ServerBusy, payload)) };
+        let Ok(mut buffer) = buffer else {
+            return Err((CallError::NoMemory { bytes: arguments.len() }, payload));
+        };
         buffer.set_len(arguments.len());
         buffer.copy_from_slice(arguments);
         let first = Payload::None.and(Segment::Buffer(buffer));
@@ -463,6 +473,10 @@ impl Core {
         match head {
             Head::Room { sequence } => {
                 let place = self.place(sequence)?;
+                if place.outcome.is_some() {
+                    // It was given up meanwhile, and the server has been told.
+                    return None;
+                }
                 if !matches!(place.sent, Lent::Offered(_)) {
                     return Some(Leaving::Malformed);
                 }

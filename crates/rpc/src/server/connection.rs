@@ -34,9 +34,19 @@ pub(super) struct Link {
     /// Frames that are yet to be granted again.
     missing: u32,
     /// Calls whose payload is yet to come.
-    offers: HashMap<u64, (CallHead, Vec<u8>)>,
+    offers: HashMap<u64, Offer>,
+    /// Bytes of room that was made for them.
+    offered_bytes: u64,
     reply: Reply,
     message: Vec<u8>,
+}
+
+/// A call whose payload is yet to come.
+#[derive(Debug)]
+struct Offer {
+    call: CallHead,
+    body: Vec<u8>,
+    bytes: u64,
 }
 
 /// What becomes of a connection.
@@ -47,6 +57,8 @@ pub(super) enum Next {
     Ends(Option<Leaving>),
 }
 
+/// Payloads as long as there may be, that one client may have offered at once.
+const OFFERS_AT_ONCE: u64 = 4;
 /// Events that are taken from one connection before others have their turn.
 const EVENTS_PER_TURN: usize = 64;
 
@@ -60,6 +72,7 @@ impl Connection {
             granted: 0,
             missing: 0,
             offers: HashMap::new(),
+            offered_bytes: 0,
             reply: Reply::default(),
             message: Vec::new(),
         };
@@ -80,6 +93,10 @@ impl Connection {
             let next = match event {
                 Event::Plain(buffer, length) => {
                     let next = match Head::decode(&buffer[..length]) {
+                        // Arguments in a payload that is not there.
+                        Ok((Head::Call(call), _)) if call.body_in_payload && !call.is_offer => {
+                            Next::Ends(Some(Leaving::Malformed))
+                        }
                         Ok((Head::Call(call), body)) => link.call(self, inner, call, body, Received::default()),
                         Ok((head, body)) => self.rare(inner, &mut link, head, body),
                         Err(_) => Next::Ends(Some(Leaving::Malformed)),
@@ -131,11 +148,18 @@ impl Connection {
                     Err(why) => Next::Ends(Some(why)),
                 }
             }
+            Head::Leaving(Leaving::Shutdown) => {
+                if let Some((id, _)) = link.session.take() {
+                    inner.sessions.forget(id, self);
+                }
+                Next::Ends(None)
+            }
             Head::Cancel { sequence } => {
                 if let Some((_, session)) = &mut link.session {
                     session.cancel(sequence);
                 }
-                if link.offers.remove(&sequence).is_some() {
+                if let Some(offer) = link.offers.remove(&sequence) {
+                    link.offered_bytes -= offer.bytes;
                     drop(link.line.revoke(tokens::offer(sequence)));
                 }
                 Next::GoesOn
@@ -174,16 +198,20 @@ impl Link {
         length: usize,
     ) -> Next {
         let malformed = Next::Ends(Some(Leaving::Malformed));
-        if tokens::frame_of(token).is_some() {
+        let in_frame = tokens::frame_of(token).is_some();
+        if in_frame {
             self.grant(1);
         }
         match Head::decode(control) {
-            Ok((Head::Call(call), body)) if !call.is_offer => {
+            Ok((Head::Call(call), body)) if !call.is_offer && in_frame => {
                 self.with_payload(connection, inner, call, body, payload, length)
             }
             Ok((Head::Offered { sequence }, _)) if tokens::offer_of(token) == Some(sequence) => {
                 match self.offers.remove(&sequence) {
-                    Some((call, body)) => self.with_payload(connection, inner, call, &body, payload, length),
+                    Some(Offer { call, body, bytes }) => {
+                        self.offered_bytes -= bytes;
+                        self.with_payload(connection, inner, call, &body, payload, length)
+                    }
                     None => Next::GoesOn,
                 }
             }
@@ -306,12 +334,17 @@ impl Link {
             return Next::Ends(Some(Leaving::Malformed));
         }
         let most = inner.options.request_bytes_max;
+        // One that repeats itself, or more than anybody has at once.
+        let is_too_much = self.offers.contains_key(&sequence)
+            || self.offered_bytes + u64::from(bytes) > OFFERS_AT_ONCE * u64::from(most);
         let room = (bytes <= most && bytes > 0)
             .then(|| inner.nic.register(bytes as usize).and_then(|region| region.slice(0..bytes as usize)).ok());
         let status = match room {
+            Some(_) if is_too_much => Status::Busy,
             Some(Some(buffer)) => match self.line.expect(tokens::offer(sequence), Payload::Buffer(buffer)) {
                 Ok(()) => {
-                    self.offers.insert(sequence, (call, body.to_vec()));
+                    self.offered_bytes += u64::from(bytes);
+                    self.offers.insert(sequence, Offer { call, body: body.to_vec(), bytes: bytes.into() });
                     compose(&mut self.message, &Head::Room { sequence }, &[]);
                     self.line.send(&self.message);
                     return Next::GoesOn;

@@ -140,6 +140,15 @@ impl Sessions {
         }
     }
 
+    /// The client of this connection will not come back.
+    pub(super) fn forget(&self, id: u128, connection: &Arc<Connection>) {
+        let mut table = self.table();
+        let its_own = |entry: &Entry| matches!(&entry.place, Place::Connected(of) if Arc::ptr_eq(of, connection));
+        if table.sessions.get(&id).is_some_and(its_own) {
+            table.sessions.remove(&id);
+        }
+    }
+
     /// Forgets sessions that nobody came back for.
     pub(super) fn sweep(&self, now: Instant) {
         let keep = self.keep;
