@@ -165,7 +165,7 @@ impl Drop for Ended {
 #[test]
 fn the_programs_in_the_readme_are_those_that_run() {
     let blocks = blocks(&document("README.md"), "rust");
-    for name in ["crates/cli/examples/hello.rs", "crates/cli/examples/stream.rs"] {
+    for name in ["crates/cli/examples/hello.rs", "crates/cli/examples/stream.rs", "crates/cli/examples/counter.rs"] {
         let program = document(name);
         // All but the comment at its top, which the text around it says in the README.
         let program = program.split_once("\n\n").unwrap().1;
@@ -212,7 +212,7 @@ fn every_promise_names_tests_that_exist() {
 }
 
 #[test]
-fn unsafe_code_is_forbidden_everywhere_but_in_mem_preload_and_the_system_calls_of_link() {
+fn unsafe_code_is_forbidden_everywhere_but_in_mem_preload_the_fault_handler_and_the_system_calls_of_link() {
     let link = root().join("crates/link/src");
     assert!(std::fs::read_to_string(link.join("lib.rs")).unwrap().contains("\n#![deny(unsafe_code)]\n"));
     let sources = ["", "udp"].map(|folder| std::fs::read_dir(link.join(folder)).unwrap());
@@ -223,8 +223,10 @@ fn unsafe_code_is_forbidden_everywhere_but_in_mem_preload_and_the_system_calls_o
         let allowed = path.ends_with("udp/sys.rs") || path.ends_with("udp.rs");
         assert!(!unsafe_here || allowed, "{path:?} has unsafe code");
     }
+    let netmem = root().join("crates/netmem/src");
+    assert!(std::fs::read_to_string(netmem.join("lib.rs")).unwrap().contains("\n#![deny(unsafe_code)]\n"));
     let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
-    let allowed = |path: &PathBuf| ["mem", "link", "preload"].iter().any(|name| path.ends_with(name));
+    let allowed = |path: &PathBuf| ["mem", "link", "preload", "netmem"].iter().any(|name| path.ends_with(name));
     for path in crates.filter(|path| !allowed(path)) {
         let roots = ["src/lib.rs", "src/main.rs"].map(|name| path.join(name));
         let sources: Vec<String> = roots.iter().filter_map(|root| std::fs::read_to_string(root).ok()).collect();
@@ -317,6 +319,8 @@ const DOCUMENTS: &[&str] = &[
     "docs/protocol/file-transfer.md",
     "docs/protocol/explain.md",
     "docs/protocol/lane.md",
+    "docs/protocol/rpc.md",
+    "docs/protocol/netmem.md",
 ];
 /// Port of the server that the README starts.
 const REDIS_PORT: &str = "7379";

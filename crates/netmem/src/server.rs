@@ -476,7 +476,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The largest object of a node that was told nothing else.
-pub const OBJECT_BYTES_MAX: u64 = 1 << 30;
+pub const OBJECT_BYTES_MAX: u64 = 64 << 20;
 /// Room for a map that is as long as most.
 pub(crate) const MAP_BYTES: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(2);
