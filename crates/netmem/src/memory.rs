@@ -2,7 +2,7 @@
 
 use crate::client::{self, Failed, Failure, Next, Step};
 use crate::coordinator::{CoordinatorAnswer, CoordinatorRequest};
-use crate::donation::{PAGE_BYTES, View};
+use crate::donation::{PAGE_BYTES, Read, View};
 use crate::exchange::{self, Answered, Frames, HereItIs, WhereIsIt, boot_ns, random};
 use crate::map::{BUCKETS, Map};
 use crate::request::{Answer, Ask, Expect, Figures, Refusal, Request, Stat};
@@ -456,12 +456,19 @@ impl Inner {
             }
         };
         into.resize(places.stat.length as usize, 0);
+        // All pages of an object are on one node; an empty one has none, and then there is nothing to read.
+        let link = match places.pages.first() {
+            Some(page) => self.link_of(*page),
+            None => return Ok(None),
+        };
+        let Some(view) = link.as_ref().and_then(|link| link.view.as_ref()) else { return Ok(None) };
         for (bytes, page) in into.chunks_mut(PAGE_BYTES).zip(&places.pages) {
-            let Some(link) = self.link_of(*page) else { return Ok(None) };
-            let Some(view) = &link.view else { return Ok(None) };
             let mut tries = 0;
             loop {
                 let read = view.read(*page, 0, bytes, boot_ns);
+                if read == Read::Done {
+                    break;
+                }
                 match self.state().after_read(name, read, tries) {
                     Next::Use => break,
                     Next::Again => tries += 1,

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
-/// Bytes of a page.
-pub const PAGE_BYTES: usize = 4096;
+pub use crate::donation::PAGE_BYTES;
 
 /// Consecutive pages and their content.
 #[derive(Clone, Copy, Debug)]
