@@ -10,9 +10,9 @@
 //!   a restart that takes longer than a lease, or a coordinator that is gone, empties the store. An operator who knows
 //!   that there was no earlier one says so ([`Config::alone`]).
 //! * **Epochs only grow.** They begin at the real time in nanoseconds when the coordinator starts and grow by one with
-//!   each change, of which there are fewer than one in a nanosecond. If the real time was set back, nodes that come
-//!   tell the highest epoch they ever saw, and the coordinator goes on above it. A number that comes twice all the same
-//!   does no harm to content: which names a node answers for is decided by what it was told itself, by the leases and
+//!   each change, of which there are fewer than one in a nanosecond. If the real time was set back, nodes and clients
+//!   that ask tell the highest epoch they saw, and the coordinator goes on above it. Where nobody is left who could tell,
+//!   numbers may come twice. That does no harm to content: which names a node answers for is decided by what it was told itself, by the leases and
 //!   by the handing over between nodes; the epoch in a request only makes sure that a client notices sooner.
 //! * **Incarnations are random** numbers of 64 bits, made from randomness that each coordinator gets at its start.
 //!
@@ -141,6 +141,10 @@ pub struct Coordinator {
     left: Vec<Incarnation>,
     random: u64,
     opens: u64,
+    /// The highest epoch that anybody ever saw, as far as it is known.
+    floor: Epoch,
+    /// The epoch at which nothing is left to be moved.
+    placed: Epoch,
 }
 
 impl Coordinator {
@@ -149,12 +153,26 @@ impl Coordinator {
         let opens = if config.alone { now } else { now + config.lease_ns + config.margin_ns };
         let copies = config.copies.clamp(1, 2);
         let map = Map::empty(mix(random), Epoch(real_ns), copies);
-        Coordinator { config, map, nodes: Vec::new(), left: Vec::new(), random, opens }
+        Coordinator {
+            config,
+            map,
+            nodes: Vec::new(),
+            left: Vec::new(),
+            random,
+            opens,
+            floor: Epoch(0),
+            placed: Epoch(0),
+        }
     }
 
     /// The map as it is.
     pub fn map(&self) -> &Map {
         &self.map
+    }
+
+    /// Whether nothing is to be moved, and every node has what it should have.
+    pub fn is_quiet(&self) -> bool {
+        self.placed == self.map.epoch
     }
 
     /// Answers a request.
@@ -166,6 +184,9 @@ impl Coordinator {
                 self.renew(now, incarnation, epoch, settled, leaving)
             }
             CoordinatorRequest::Map { have } => {
+                if let Some((_, known)) = have {
+                    self.note(known);
+                }
                 let same = have == Some((self.map.lineage, self.map.epoch));
                 CoordinatorAnswer::Map((!same).then(|| self.map.clone()))
             }
@@ -186,6 +207,7 @@ impl Coordinator {
     }
 
     fn join(&mut self, now: u64, node: NodeId, address: String, nonce: u64, known: Epoch) -> CoordinatorAnswer {
+        self.note(known);
         if now < self.opens {
             return CoordinatorAnswer::Wait { nanoseconds: self.opens - now };
         }
@@ -207,8 +229,6 @@ impl Coordinator {
         if !self.is_settled() || self.map.nodes.iter().any(|member| member.leaving) {
             return CoordinatorAnswer::Wait { nanoseconds: self.config.lease_ns / 8 };
         }
-        // As far as numbers can go that anybody ever gave out.
-        self.map.epoch = self.map.epoch.max(known.min(EPOCH_MAX));
         let incarnation = self.new_incarnation();
         self.nodes.push(Node { nonce, incarnation, ends, settled: Epoch(0) });
         self.mark_full();
@@ -234,7 +254,10 @@ impl Coordinator {
             return CoordinatorAnswer::Left;
         }
         let (ends, present) = (now + self.config.lease_ns + self.config.margin_ns, self.map.epoch);
-        let Some(node) = self.state(incarnation) else { return CoordinatorAnswer::Unknown };
+        let Some(node) = self.state(incarnation) else {
+            self.note(epoch);
+            return CoordinatorAnswer::Unknown;
+        };
         node.ends = ends;
         if settled && epoch == present {
             node.settled = epoch;
@@ -242,7 +265,7 @@ impl Coordinator {
         let member = self.map.nodes.iter_mut().find(|member| member.incarnation == incarnation);
         let member = member.expect("a node with a state is a member");
         let wants = leaving && !member.leaving;
-        if self.is_settled() {
+        if (wants || self.placed != self.map.epoch) && self.is_settled() {
             self.advance(wants.then_some(incarnation));
         }
         if self.left.contains(&incarnation) {
@@ -288,7 +311,10 @@ impl Coordinator {
                 }
                 self.take_out(gone);
             }
-            None => self.map = before,
+            None => {
+                self.map = before;
+                self.placed = self.map.epoch;
+            }
         }
     }
 
@@ -379,8 +405,14 @@ impl Coordinator {
         }
     }
 
+    /// Somebody saw this epoch.
+    fn note(&mut self, known: Epoch) {
+        // As far as numbers can go that a coordinator ever gave out.
+        self.floor = self.floor.max(known.min(EPOCH_MAX));
+    }
+
     fn new_epoch(&mut self) {
-        self.map.epoch.0 += 1;
+        self.map.epoch = Epoch(self.map.epoch.max(self.floor).0 + 1);
     }
 
     fn new_incarnation(&mut self) -> Incarnation {

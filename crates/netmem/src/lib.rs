@@ -27,6 +27,8 @@ mod paging;
 mod remote_pages;
 pub mod request;
 mod server;
+#[cfg(test)]
+mod simulation;
 mod types;
 
 pub use memory::{Keep, Memory, MemoryError, MemoryOptions, NodeStat};
