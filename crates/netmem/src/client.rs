@@ -15,7 +15,7 @@
 //! pages are made so that they can be sent again: they carry a page's version, or the turn.
 
 use crate::donation::Read;
-use crate::map::{Map, bucket_of, mix};
+use crate::map::{Map, mix};
 use crate::request::{Answer, Ask, Refusal, Request, Stat};
 use crate::types::{Epoch, Incarnation, Name, Nanoseconds, NodeId, PageHandle};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -228,7 +228,7 @@ impl Client {
             return Step::Fetch { have: self.map.as_ref().map(|map| (map.lineage, map.epoch)) };
         };
         let wanted = operation.node.or_else(|| node_of(&operation.ask));
-        let member = match (wanted, bucket_named(&operation.ask)) {
+        let member = match (wanted, bucket_named(map, &operation.ask)) {
             (Some(incarnation), _) => map.member(incarnation),
             (None, Some(bucket)) => map.buckets.get(usize::from(bucket)).and_then(|_| map.leader(bucket)),
             (None, None) => None,
@@ -358,7 +358,7 @@ impl Client {
         used.dedup();
         let mut by_node: BTreeMap<Incarnation, Vec<Name>> = BTreeMap::new();
         for name in used {
-            let leader = self.map.as_ref().and_then(|map| map.leader(bucket_of(&name)));
+            let leader = self.map.as_ref().and_then(|map| map.leader(map.bucket_of(&name)));
             if let Some(leader) = leader {
                 by_node.entry(leader.incarnation).or_default().push(name);
             }
@@ -391,15 +391,15 @@ fn node_of(ask: &Ask) -> Option<Incarnation> {
     }
 }
 
-fn bucket_named(ask: &Ask) -> Option<u16> {
+fn bucket_named(map: &Map, ask: &Ask) -> Option<u16> {
     match ask {
         Ask::Put { name, .. }
         | Ask::Get { name, .. }
         | Ask::Renew { name, .. }
         | Ask::Remove { name, .. }
-        | Ask::Stat { name } => Some(bucket_of(name)),
+        | Ask::Stat { name } => Some(map.bucket_of(name)),
         Ask::List { bucket, .. } => Some(*bucket),
-        Ask::Used { names } => names.first().map(bucket_of),
+        Ask::Used { names } => names.first().map(|name| map.bucket_of(name)),
         _ => None,
     }
 }

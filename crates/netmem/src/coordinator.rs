@@ -37,6 +37,9 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// Copies of each object: 1 or 2.
     pub copies: u8,
+    /// Buckets that names are divided into: a power of two up to [`BUCKETS`], which is what it should be but for a small
+    /// cluster whose nodes come and go all the time.
+    pub buckets: u16,
     /// How long a node may go on without hearing from the coordinator.
     pub lease_ns: u64,
     /// How much longer the coordinator waits than the lease lasts.
@@ -49,7 +52,14 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        Config { copies: 1, lease_ns: 3_000_000_000, margin_ns: 300_000_000, nodes_max: 1024, alone: false }
+        Config {
+            copies: 1,
+            buckets: BUCKETS,
+            lease_ns: 3_000_000_000,
+            margin_ns: 300_000_000,
+            nodes_max: 1024,
+            alone: false,
+        }
     }
 }
 
@@ -152,7 +162,8 @@ impl Coordinator {
     pub fn new(config: Config, now: u64, real_ns: u64, random: u64) -> Coordinator {
         let opens = if config.alone { now } else { now + config.lease_ns + config.margin_ns };
         let copies = config.copies.clamp(1, 2);
-        let map = Map::empty(mix(random), Epoch(real_ns), copies);
+        let buckets = config.buckets.clamp(1, BUCKETS).next_power_of_two();
+        let map = Map::empty(mix(random), Epoch(real_ns), copies, buckets);
         Coordinator {
             config,
             map,

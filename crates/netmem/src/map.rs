@@ -8,7 +8,7 @@
 use crate::types::{Epoch, Incarnation, Loss, Name, NodeId};
 use serde::{Deserialize, Serialize};
 
-/// Buckets that names are divided into.
+/// Buckets that names are divided into. A coordinator may be told to make fewer, for small clusters.
 pub const BUCKETS: u16 = 1024;
 
 /// Who has what, from the coordinator.
@@ -22,7 +22,7 @@ pub struct Map {
     pub copies: u8,
     /// The nodes.
     pub nodes: Vec<Member>,
-    /// The buckets, each at its number.
+    /// The buckets, each at its number: 1,024, or a power of two below.
     pub buckets: Vec<Bucket>,
 }
 
@@ -66,8 +66,8 @@ pub struct Owner {
 /// A map that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMap {
-    /// Not 1,024 buckets.
-    #[error("the map has {0} buckets, not {BUCKETS}")]
+    /// Not 1,024 buckets, nor 512, nor 256 …
+    #[error("the map has {0} buckets, not {BUCKETS} or a power of two below")]
     Buckets(usize),
     /// A bucket has an owner that is no node of the map, or one twice.
     #[error("bucket {0} has an owner that is not in the map, or one twice")]
@@ -76,13 +76,13 @@ pub enum BadMap {
 
 impl Map {
     /// A map without nodes.
-    pub(crate) fn empty(lineage: u64, epoch: Epoch, copies: u8) -> Map {
-        Map { lineage, epoch, copies, nodes: Vec::new(), buckets: vec![Bucket::default(); usize::from(BUCKETS)] }
+    pub(crate) fn empty(lineage: u64, epoch: Epoch, copies: u8, buckets: u16) -> Map {
+        Map { lineage, epoch, copies, nodes: Vec::new(), buckets: vec![Bucket::default(); usize::from(buckets)] }
     }
 
     /// Checks what came from elsewhere, so that the rest can rely on it.
     pub fn check(&self) -> Result<(), BadMap> {
-        if self.buckets.len() != usize::from(BUCKETS) {
+        if !self.buckets.len().is_power_of_two() || self.buckets.len() > usize::from(BUCKETS) {
             return Err(BadMap::Buckets(self.buckets.len()));
         }
         for (index, bucket) in self.buckets.iter().enumerate() {
@@ -95,6 +95,16 @@ impl Map {
             }
         }
         Ok(())
+    }
+
+    /// How many buckets there are.
+    pub fn bucket_count(&self) -> u16 {
+        self.buckets.len() as u16
+    }
+
+    /// The bucket of a name in this map: its [`bucket_of`] modulo the number of buckets.
+    pub fn bucket_of(&self, name: &Name) -> u16 {
+        bucket_of(name) % self.bucket_count()
     }
 
     /// The bucket of this number.
@@ -182,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_map_that_cannot_be_is_refused() {
-        let mut map = Map::empty(1, Epoch(1), 1);
+        let mut map = Map::empty(1, Epoch(1), 1, BUCKETS);
         assert_eq!(map.check(), Ok(()));
         map.buckets[7].owners.push(Owner { incarnation: 3, since: Epoch(1), full: true });
         assert_eq!(map.check(), Err(BadMap::Owner(7)));

@@ -21,7 +21,7 @@ pub(crate) use paged::next_version;
 
 use crate::coordinator::{CoordinatorAnswer, CoordinatorRequest};
 use crate::donation::Donation;
-use crate::map::{BUCKETS, Map, bucket_of, mix};
+use crate::map::{BUCKETS, Map, mix};
 use crate::request::{Answer, Ask, PeerRequest, Refusal, Request};
 use crate::types::{Epoch, Incarnation, Name, NodeId};
 use lead::{Deed, Follow, Lead, Op, Part, Place};
@@ -91,6 +91,8 @@ pub struct Node {
     ask_at: u64,
     /// The map that the coordinator was told to be done.
     reported: Epoch,
+    /// A bucket that was not in order when it was last looked.
+    undone: usize,
     sweep_at: u64,
 }
 
@@ -115,6 +117,7 @@ impl Node {
             asking: None,
             ask_at: 0,
             reported: Epoch(0),
+            undone: 0,
             sweep_at: 0,
         }
     }
@@ -203,7 +206,7 @@ impl Node {
     fn ask_coordinator(&mut self, now: u64) {
         let epoch = self.map.as_ref().map(|map| map.epoch);
         // Once all is done that a map asks, it stays so.
-        let settled = epoch.is_some_and(|epoch| self.reported == epoch || self.is_settled());
+        let settled = epoch.is_some_and(|epoch| self.reported == epoch) || (epoch.is_some() && self.is_settled());
         if settled && epoch.is_some_and(|epoch| self.reported < epoch) {
             self.ask_at = self.ask_at.min(now);
         }
@@ -349,31 +352,36 @@ impl Node {
             Ask::List { bucket, after, most } => plain(self.list(now, bucket, after.as_ref(), most)?),
             Ask::Used { names } => {
                 for name in names {
-                    self.store.touch(bucket_of(&name), &name);
+                    self.store.touch(self.bucket_of(&name), &name);
                 }
                 plain(Answer::Done)
             }
             Ask::Put { name, lease_ns, pinned, only_if } => {
                 self.config.check_lease(lease_ns)?;
-                let bucket = self.check_open(bucket_of(&name))?;
+                let bucket = self.check_open(self.bucket_of(&name))?;
                 self.store.check_count(&self.config, bucket, &name)?;
                 let staged = self.store.stage(&self.config, body)?;
                 self.enqueue(now, Op { token, name, deed: Deed::Put { staged, lease_ns, pinned }, only_if });
                 Ok(None)
             }
             Ask::Remove { name, only_if } => {
-                self.check_open(bucket_of(&name))?;
+                self.check_open(self.bucket_of(&name))?;
                 self.enqueue(now, Op { token, name, deed: Deed::Remove, only_if });
                 Ok(None)
             }
             Ask::Renew { name, lease_ns } => {
                 self.config.check_lease(lease_ns)?;
-                self.check_open(bucket_of(&name))?;
+                self.check_open(self.bucket_of(&name))?;
                 self.enqueue(now, Op { token, name, deed: Deed::Renew { lease_ns }, only_if: None });
                 Ok(None)
             }
             _ => unreachable!("requests about pages were answered above"),
         }
+    }
+
+    /// The bucket of a name, while there is a map.
+    fn bucket_of(&self, name: &Name) -> u16 {
+        self.map.as_ref().map_or(0, |map| map.bucket_of(name))
     }
 
     /// The bucket's part here, if this node answers for it.
@@ -403,7 +411,7 @@ impl Node {
         places: bool,
         touch: bool,
     ) -> Result<(Answer, Vec<u8>), Refusal> {
-        let bucket = bucket_of(name);
+        let bucket = self.bucket_of(name);
         let lost = self.open_place(bucket)?.0.loss;
         if touch {
             self.store.touch(bucket, name);
@@ -477,7 +485,7 @@ impl Node {
         self.known = self.known.max(map.epoch);
         // What is under way is of the former map, and is asked again.
         self.calls.clear();
-        for number in 0..BUCKETS {
+        for number in 0..map.bucket_count() {
             self.adopt_bucket(incarnation, number, &map);
         }
         self.map = Some(map);
@@ -532,12 +540,19 @@ impl Node {
         self.places[usize::from(number)] = place;
     }
 
-    fn is_settled(&self) -> bool {
-        let done = |place: &Place| match &place.part {
-            Part::Lead(lead) => lead.is_settled(),
-            Part::Follow(_) => true,
-        };
-        !self.calls.yields() && self.places.iter().flatten().all(done)
+    /// Whether all that the map asks is done.
+    fn is_settled(&mut self) -> bool {
+        if self.calls.yields() {
+            return false;
+        }
+        // The bucket that was not done the last time is likely not done yet.
+        let all = usize::from(BUCKETS);
+        let undone = (0..all).map(|step| (self.undone + step) % all).find(|bucket| match &self.places[*bucket] {
+            Some(Place { part: Part::Lead(lead), .. }) => !lead.is_settled(),
+            _ => false,
+        });
+        self.undone = undone.unwrap_or(0);
+        undone.is_none()
     }
 }
 

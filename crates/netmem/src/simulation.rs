@@ -3,20 +3,20 @@
 //!
 //! What is checked is in [`oracle`]. `HIGHWIRE_SEED=17` plays one seed, `HIGHWIRE_SEEDS=100000` so many.
 
+mod clients;
+mod nodes;
 mod oracle;
 
-use crate::client::{self, Client, Failed, Failure, Operation, Step};
+use crate::client::{self, Client, Failure, Operation};
 use crate::coordinator::{self, Coordinator, CoordinatorAnswer, CoordinatorRequest};
-use crate::donation::{Donation, PAGE_BYTES, Read, View};
+use crate::donation::View;
 use crate::map::{Map, mix};
-use crate::node::{self, Node, Output};
-use crate::request::{Answer, Ask, PeerAnswer, PeerRequest, Refusal, Request};
-use crate::types::{Epoch, Incarnation, Name, NodeId};
-use highwire_mem::PeerMemory;
-use oracle::{Deed, Reasons, Record, Seen};
+use crate::node::Node;
+use crate::request::{Answer, PeerAnswer, PeerRequest, Request};
+use crate::types::{Epoch, Incarnation, NodeId};
+use oracle::{Deed, Reasons, Record};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::os::fd::AsFd;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -146,9 +146,12 @@ struct Scenario {
     names: usize,
     pages: u64,
     loss_percent: u64,
+    buckets: u16,
     /// Nodes are lost one at a time, when everything is in its place: with two copies nothing may vanish.
     gentle: bool,
     restarts: bool,
+    /// Clients pause less, and more happens to nodes.
+    hectic: bool,
     seconds: u64,
 }
 
@@ -163,10 +166,13 @@ impl Scenario {
             nodes: 2 + random.below(4) as usize + usize::from(gentle),
             clients: 2 + random.below(3) as usize,
             names: 2 + random.below(6) as usize,
+            // As many as usual take longer: most of them are empty.
+            buckets: if random.chance(3) { 1024 } else { 16 },
             pages: if !gentle && random.chance(25) { 3 + random.below(12) } else { 500 },
             loss_percent: random.below(8),
             gentle,
             restarts: !gentle && random.chance(40),
+            hectic: random.chance(30),
             seconds: 20 + random.below(40),
         }
     }
@@ -383,7 +389,8 @@ impl Simulation {
             Event::Chaos if self.ending => {}
             Event::Chaos => {
                 self.chaos();
-                let pause = 100 * MS + self.random.below(4 * SECOND);
+                let most = if self.scenario.hectic { SECOND } else { 4 * SECOND };
+                let pause = 100 * MS + self.random.below(most);
                 self.after(pause, Event::Chaos);
             }
             Event::Resume { at } => self.resume(at),
@@ -398,12 +405,11 @@ impl Simulation {
         Ok(())
     }
 
-    // The coordinator.
-
     fn start_coordinator(&mut self, first: bool) {
         let lease_ns = 3 * SECOND;
         let config = coordinator::Config {
             copies: self.scenario.copies,
+            buckets: self.scenario.buckets,
             lease_ns,
             margin_ns: lease_ns / 10,
             alone: first,
@@ -474,376 +480,11 @@ impl Simulation {
             self.send(COORDINATOR, CLIENTS + at, Event::Client { at, serial, input });
         }
     }
-
-    // The nodes.
-
-    fn start(&mut self, at: usize) {
-        if self.processes[at].node.is_some() {
-            return;
-        }
-        let donation = Donation::create(self.scenario.pages).expect("there is memory for a few pages");
-        let config = node::Config { sweep_ns: 500 * MS, keep_blocks: 0, ..node::Config::default() };
-        let random = self.random.next();
-        let process = &mut self.processes[at];
-        process.life += 1;
-        process.node = Some(Node::new(process.id, String::new(), donation, config, random));
-        (process.stopped, process.timer) = (None, u64::MAX);
-        let life = process.life;
-        self.after(0, Event::Node { at, life, input: NodeInput::Timer });
-    }
-
-    fn node(&mut self, at: usize, input: NodeInput) -> Result<(), String> {
-        let process = &mut self.processes[at];
-        if let Some(stopped) = &mut process.stopped {
-            stopped.push(input);
-            return Ok(());
-        }
-        let (now, life) = (process.clock.at(self.now), process.life);
-        let Some(node) = &mut process.node else { return Ok(()) };
-        match input {
-            NodeInput::Request { token, request, body } => {
-                let old = node.map().is_some_and(|map| request.epoch < map.epoch);
-                node.handle_request(now, token, request, &body);
-                self.outputs(at, old.then_some(token))?;
-            }
-            NodeInput::Peer { from, from_life, ticket, request, body } => {
-                let answer = node.handle_peer(now, request, &body);
-                let input = NodeInput::PeerAnswer { ticket, answer };
-                self.send(at, from, Event::Node { at: from, life: from_life, input });
-            }
-            NodeInput::PeerAnswer { ticket, answer } => node.handle_peer_answer(now, ticket, answer),
-            NodeInput::Coordinator { ticket, answer } => node.handle_coordinator(now, ticket, answer),
-            NodeInput::Timer => {
-                process.timer = u64::MAX;
-                node.handle_timeout(now);
-            }
-        }
-        self.outputs(at, None)?;
-        let process = &mut self.processes[at];
-        let Some(node) = &process.node else { return Ok(()) };
-        if node.has_left() {
-            (process.node, process.life) = (None, life + 1);
-            let down = self.random.below(8 * SECOND);
-            self.after(down, Event::Start { at });
-            return Ok(());
-        }
-        let figures = node.figures();
-        self.reasons.short_of_memory |= figures.aged + figures.dropped > 0;
-        if let Some(incarnation) = node.incarnation() {
-            self.views.entry(incarnation).or_insert_with(|| {
-                let (fd, bytes) = node.donation().to_read().expect("there is /proc");
-                let memory = PeerMemory::borrow(fd.as_fd(), bytes, u64::MAX).expect("it can be mapped");
-                (View::new(memory).expect("it is a donation"), at)
-            });
-        }
-        let next = process.clock.when(node.next_timeout()).max(self.now + MS);
-        if next < process.timer {
-            process.timer = next;
-            self.after(next - self.now, Event::Node { at, life, input: NodeInput::Timer });
-        }
-        Ok(())
-    }
-
-    fn outputs(&mut self, at: usize, old: Option<u64>) -> Result<(), String> {
-        let life = self.processes[at].life;
-        while let Some(output) = self.processes[at].node.as_mut().and_then(Node::poll_output) {
-            match output {
-                Output::Answer { token, answer, body } => {
-                    let refused = matches!(
-                        answer,
-                        Answer::Refused(Refusal::OldEpoch { .. } | Refusal::Gone { .. } | Refusal::NoLease)
-                    );
-                    if old == Some(token) && !refused {
-                        return Err(format!("a request of an old epoch was answered: {answer:?}"));
-                    }
-                    let (client, serial) = ((token >> 32) as usize, token & 0xffff_ffff);
-                    let input = ClientInput::Answer(answer, body);
-                    self.send(at, CLIENTS + client, Event::Client { at: client, serial, input });
-                }
-                Output::Coordinator { ticket, request } => {
-                    let (node, life) = (Some((at, life, ticket)), self.coordinator_life);
-                    self.send(at, COORDINATOR, Event::Coordinator { life, node, client: None, request });
-                }
-                Output::Peer { ticket, request, body } => {
-                    let lives = |process: &Process| {
-                        process.node.as_ref().is_some_and(|node| node.incarnation() == Some(request.to))
-                    };
-                    let Some(to) = self.processes.iter().position(lives) else { continue };
-                    // Now and then it arrives twice.
-                    let times = if self.random.chance(2) { 2 } else { 1 };
-                    for _ in 0..times {
-                        let (request, body) = (request.clone(), body.clone());
-                        let input = NodeInput::Peer { from: at, from_life: life, ticket, request, body };
-                        self.send(at, to, Event::Node { at: to, life: self.processes[to].life, input });
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn resume(&mut self, at: usize) {
-        let Some(inputs) = self.processes[at].stopped.take() else { return };
-        let life = self.processes[at].life;
-        for input in inputs {
-            self.after(0, Event::Node { at, life, input });
-        }
-    }
-
-    fn chaos(&mut self) {
-        let up: Vec<_> = (0..self.processes.len())
-            .filter(|at| self.processes[*at].node.as_ref().is_some_and(|node| node.incarnation().is_some()))
-            .collect();
-        if self.scenario.gentle {
-            let settled = self.coordinator.as_ref().is_some_and(Coordinator::is_quiet);
-            let running = up.iter().filter(|at| self.processes[**at].stopped.is_none()).count();
-            // One at a time: with two copies and nothing else missing.
-            if !settled || self.members.len() < 2 || running < self.members.len() {
-                return;
-            }
-        }
-        let Some(at) = up.get(self.random.below(up.len() as u64) as usize).copied() else { return };
-        match self.random.below(if self.scenario.gentle { 5 } else { 12 }) {
-            0 | 1 => {
-                self.processes[at].node = None;
-                self.processes[at].life += 1;
-                self.processes[at].stopped = None;
-                self.report.crashes += 1;
-                let down = self.random.below(6 * SECOND);
-                self.after(down, Event::Start { at });
-            }
-            2 | 3 => {
-                self.processes[at].stopped.get_or_insert_with(Vec::new);
-                let down = self.random.below(6 * SECOND);
-                self.after(down, Event::Resume { at });
-            }
-            4 => {
-                let now = self.processes[at].clock.at(self.now);
-                let process = &mut self.processes[at];
-                if let (Some(node), None) = (&mut process.node, &process.stopped) {
-                    node.leave(now);
-                    let life = self.processes[at].life;
-                    self.after(0, Event::Node { at, life, input: NodeInput::Timer });
-                }
-            }
-            5..=7 => {
-                let ends = [COORDINATOR, self.random.below(self.scenario.nodes as u64) as usize, CLIENTS];
-                let other = ends[self.random.below(3) as usize];
-                let link = (at.min(other), at.max(other));
-                self.cuts.insert(link);
-                let down = self.random.below(6 * SECOND);
-                self.after(down, Event::Heal { link });
-            }
-            8 if self.scenario.restarts => {
-                self.coordinator = None;
-                self.coordinator_life += 1;
-                let down = self.random.below(3 * SECOND);
-                self.after(down, Event::StartCoordinator);
-            }
-            _ => {}
-        }
-    }
-
-    // The clients.
-
-    fn operate(&mut self, at: usize) -> Result<(), String> {
-        let name = self.random.below(self.scenario.names as u64) as usize;
-        let key = name_of(name);
-        let (ask, deed) = match self.random.below(10) {
-            0..=3 if !self.ending => {
-                let value = self.next_value;
-                self.next_value += 1;
-                self.report.puts += 1;
-                let lease_ns = if self.random.chance(15) { 2 * SECOND } else { 1000 * SECOND };
-                let pinned = self.random.chance(10);
-                (Ask::Put { name: key, lease_ns, pinned, only_if: None }, Deed::Put { value, lease_ns })
-            }
-            4 if !self.ending => (Ask::Remove { name: key, only_if: None }, Deed::Remove),
-            _ => {
-                let places = self.random.chance(50);
-                (Ask::Get { name: key, bytes: true, places }, Deed::Get { seen: None })
-            }
-        };
-        let record = Record { client: at, start: self.now, end: None, epoch: Epoch(0), deed, refused: false };
-        self.histories[name].push(record);
-        let index = self.histories[name].len() - 1;
-        let customer = &mut self.customers[at];
-        let now = customer.clock.at(self.now);
-        let mut operation = customer.client.begin(now, ask, None, now + 8 * SECOND);
-        let step = customer.client.next(now, &mut operation);
-        customer.doing = Some((operation, name, index));
-        self.advance(at, step, Vec::new())
-    }
-
-    fn client(&mut self, at: usize, input: ClientInput) -> Result<(), String> {
-        let customer = &mut self.customers[at];
-        let Some((operation, _, _)) = &mut customer.doing else { return Ok(()) };
-        let now = customer.clock.at(self.now);
-        let (step, body) = match input {
-            ClientInput::Answer(answer, body) => {
-                self.report.old_epochs += u64::from(matches!(answer, Answer::Refused(Refusal::OldEpoch { .. })));
-                self.report.arriving += u64::from(matches!(answer, Answer::Refused(Refusal::Arriving { .. })));
-                (customer.client.handle_answer(now, operation, answer), body)
-            }
-            ClientInput::Failure(failure) => (customer.client.handle_failure(now, operation, failure), Vec::new()),
-            ClientInput::Map(map) => {
-                customer.client.handle_map(map);
-                (customer.client.next(now, operation), Vec::new())
-            }
-            ClientInput::Wake => (customer.client.next(now, operation), Vec::new()),
-        };
-        self.advance(at, step, body)
-    }
-
-    /// Does what the client says.
-    fn advance(&mut self, at: usize, step: Step, body: Vec<u8>) -> Result<(), String> {
-        let customer = &mut self.customers[at];
-        customer.serial += 1;
-        let (serial, clock) = (customer.serial, customer.clock);
-        let Some((_, name, index)) = customer.doing.as_ref().map(|doing| (doing.0.clone(), doing.1, doing.2)) else {
-            return Ok(());
-        };
-        match step {
-            Step::Send { request, .. } => {
-                self.histories[name][index].epoch = request.epoch;
-                self.customers[at].asked = clock.at(self.now);
-                let lives = |process: &Process| {
-                    process.node.as_ref().is_some_and(|node| node.incarnation() == Some(request.to))
-                };
-                let Some(to) = self.processes.iter().position(lives) else {
-                    let input = ClientInput::Failure(Failure::NotSent);
-                    self.after(MS, Event::Client { at, serial, input });
-                    return Ok(());
-                };
-                let body = match self.histories[name][index].deed {
-                    Deed::Put { value, .. } => body_of(value),
-                    _ => Vec::new(),
-                };
-                let input = NodeInput::Request { token: (at as u64) << 32 | serial, request, body };
-                self.send(CLIENTS + at, to, Event::Node { at: to, life: self.processes[to].life, input });
-                let input = ClientInput::Failure(Failure::NoAnswer);
-                self.after(1500 * MS, Event::Client { at, serial, input });
-            }
-            Step::Fetch { have } => {
-                let (client, request) = (Some((at, serial)), CoordinatorRequest::Map { have });
-                let life = self.coordinator_life;
-                self.send(CLIENTS + at, COORDINATOR, Event::Coordinator { life, node: None, client, request });
-                self.after(300 * MS, Event::Client { at, serial, input: ClientInput::Wake });
-            }
-            Step::Wait { until } => {
-                let delay = clock.when(until).saturating_sub(self.now).max(1);
-                self.after(delay, Event::Client { at, serial, input: ClientInput::Wake });
-            }
-            Step::Done(outcome) => {
-                self.done(at, name, index, outcome, &body)?;
-                self.customers[at].doing = None;
-                let pause = self.random.below(200 * MS);
-                self.after(pause, Event::Operate { at });
-            }
-        }
-        Ok(())
-    }
-
-    fn done(
-        &mut self,
-        at: usize,
-        name: usize,
-        index: usize,
-        outcome: Result<Answer, Failed>,
-        body: &[u8],
-    ) -> Result<(), String> {
-        let asked = self.customers[at].asked;
-        let record = &mut self.histories[name][index];
-        let seen = match (&mut record.deed, outcome) {
-            (Deed::Put { .. }, Ok(Answer::Stored { .. })) | (Deed::Remove, Ok(Answer::Removed { .. })) => {
-                record.end = Some(self.now);
-                None
-            }
-            (Deed::Put { .. } | Deed::Remove, Err(Failed::InDoubt)) => {
-                self.report.doubts += 1;
-                None
-            }
-            (Deed::Put { .. } | Deed::Remove, Err(Failed::Refused(_) | Failed::TimedOut { .. })) => {
-                record.refused = true;
-                self.report.failures += 1;
-                None
-            }
-            (Deed::Get { .. }, Ok(Answer::Object { stat, pages })) => {
-                let value = value_of(body)?;
-                if !pages.is_empty() {
-                    self.customers[at].client.remember(asked, name_of(name), stat, pages);
-                }
-                self.report.values += 1;
-                Some(Seen::Value(value))
-            }
-            (Deed::Get { .. }, Err(Failed::Refused(Refusal::NotFound { lost }))) => {
-                self.report.absences += 1;
-                Some(Seen::Absent { lost, expired: false })
-            }
-            (Deed::Get { .. }, Err(Failed::Refused(Refusal::Expired { .. }))) => {
-                Some(Seen::Absent { lost: None, expired: true })
-            }
-            (Deed::Get { .. }, Err(Failed::TimedOut { .. })) => {
-                self.report.failures += 1;
-                None
-            }
-            (deed, outcome) => return Err(format!("{deed:?} came to {outcome:?}")),
-        };
-        let record = &mut self.histories[name][index];
-        if seen.is_some() {
-            record.deed = Deed::Get { seen };
-            record.end = Some(self.now);
-        }
-        Ok(())
-    }
-
-    /// Reads an object without a call, as a process on the node's host can.
-    fn glance(&mut self, at: usize) -> Result<(), String> {
-        let name = self.random.below(self.scenario.names as u64) as usize;
-        let customer = &mut self.customers[at];
-        let now = customer.clock.at(self.now);
-        let Some(places) = customer.client.places(now, &name_of(name)).cloned() else { return Ok(()) };
-        let Some(first) = places.pages.first() else { return Ok(()) };
-        let (view, host) = &self.views[&first.incarnation];
-        let clock = self.processes[*host].clock.at(self.now);
-        let mut bytes = vec![0; places.stat.length as usize];
-        for (page, chunk) in places.pages.iter().zip(bytes.chunks_mut(PAGE_BYTES)) {
-            let read = view.read(*page, 0, chunk, || clock);
-            customer.client.after_read(&name_of(name), read, 1);
-            self.report.lapsed += u64::from(read == Read::Lapsed);
-            if read != Read::Done {
-                return Ok(());
-            }
-        }
-        self.report.glances += 1;
-        let seen = Some(Seen::Value(value_of(&bytes)?));
-        let deed = Deed::Get { seen };
-        let record = Record { client: at, start: self.now, end: Some(self.now), epoch: Epoch(0), deed, refused: false };
-        self.histories[name].push(record);
-        Ok(())
-    }
 }
 
-fn name_of(number: usize) -> Name {
-    Name::new(&format!("name {number}")).expect("it is short")
-}
-
-/// Bytes that can be told from all others, few of them or up to three pages.
-fn body_of(value: u64) -> Vec<u8> {
-    let most = if value % 8 == 0 { 3 * PAGE_BYTES as u64 / 8 } else { 64 };
-    let words = 1 + mix(value) % most;
-    let mut body = Vec::with_capacity(words as usize * 8);
-    (0..words).for_each(|word| body.extend_from_slice(&(value + (word << 32)).to_le_bytes()));
-    body
-}
-
-fn value_of(body: &[u8]) -> Result<u64, String> {
-    let value = body.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-    let value = value.ok_or_else(|| format!("an object of {} bytes was never put", body.len()))?;
-    if body == body_of(value) { Ok(value) } else { Err(format!("value {value} has other bytes than were put")) }
-}
-
-/// Seeds of a run in time for everybody.
+/// On a machine that is busy.
+const SEEDS_MIN: u64 = 40;
+/// On any other: as many seeds as there is time for.
 const QUICK: std::time::Duration = std::time::Duration::from_secs(15);
 
 #[test]
@@ -857,7 +498,7 @@ fn nothing_stale_is_seen_and_nothing_vanishes_without_a_reason() {
         let enough = match (chosen, count) {
             (Some(_), None) => done == 1,
             (_, Some(count)) => done == count,
-            (None, None) => began.elapsed() > QUICK,
+            (None, None) => began.elapsed() > QUICK && done >= SEEDS_MIN,
         };
         if enough {
             break;

@@ -1,11 +1,11 @@
 use super::*;
-use crate::map::{Member, Owner};
+use crate::map::{BUCKETS, Member, Owner};
 use crate::types::Version;
 
 const MS: u64 = 1_000_000;
 
 fn map(epoch: u64, nodes: &[u64]) -> Map {
-    let mut map = Map::empty(5, Epoch(epoch), 1);
+    let mut map = Map::empty(5, Epoch(epoch), 1, BUCKETS);
     for node in nodes {
         map.nodes.push(Member {
             node: NodeId(*node),

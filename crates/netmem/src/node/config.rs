@@ -19,6 +19,8 @@ pub struct Config {
     pub take_max: u32,
     /// Changes of one bucket that may wait for nodes that follow.
     pub waiting_max: u32,
+    /// Objects on their way to other nodes at once, when content moves.
+    pub copying_max: u32,
     /// Names in an answer to a request for a list.
     pub list_max: u32,
     /// After which time a request to another node, or to the coordinator, is made again.
@@ -39,6 +41,7 @@ impl Default for Config {
             owners_max: 65_536,
             take_max: 65_536,
             waiting_max: 256,
+            copying_max: 16,
             list_max: 4096,
             retry_ns: 100_000_000,
             sweep_ns: 1_000_000_000,

@@ -2,16 +2,20 @@
 
 use super::lead::{Deed, Follow, Lead, Op, Part, Pending, Place, Round, Stage, Stream};
 use super::{Node, Output};
-use crate::map::{BUCKETS, Map, bucket_of};
+use crate::map::Map;
 use crate::request::{Answer, Change, Expect, PeerAnswer, PeerAsk, PeerRefusal, PeerRequest, Refusal, Session};
 use crate::types::{Epoch, Incarnation, Loss, Name, Version};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Requests to other nodes that wait for their answers.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     last_ticket: u64,
     open: BTreeMap<u64, Call>,
+    /// How many of them carry an object for a follower that does not have everything yet.
+    copying: u32,
+    /// Buckets that wait until there are fewer of those.
+    patient: BTreeSet<u16>,
     /// By bucket: successors that do not know yet that this node has stopped.
     yields: BTreeMap<u16, (Incarnation, Epoch)>,
 }
@@ -20,7 +24,14 @@ pub(super) struct Calls {
 struct Call {
     bucket: u16,
     since: u64,
-    yields: bool,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Step,
+    Copy,
+    Yield,
 }
 
 impl Calls {
@@ -39,8 +50,21 @@ impl Calls {
         !self.yields.is_empty()
     }
 
+    fn insert(&mut self, ticket: u64, call: Call) {
+        self.copying += u32::from(call.what == What::Copy);
+        self.open.insert(ticket, call);
+    }
+
+    fn remove(&mut self, ticket: u64) -> Option<Call> {
+        let call = self.open.remove(&ticket)?;
+        self.copying -= u32::from(call.what == What::Copy);
+        Some(call)
+    }
+
     pub(super) fn clear(&mut self) {
         self.open.clear();
+        self.patient.clear();
+        self.copying = 0;
         self.yields.clear();
     }
 }
@@ -56,7 +80,7 @@ struct Leading<'a> {
 impl Node {
     /// Puts a change in line.
     pub(super) fn enqueue(&mut self, now: u64, op: Op) {
-        let bucket = bucket_of(&op.name);
+        let bucket = self.bucket_of(&op.name);
         self.leading(bucket, |_, leading| leading.lead.waiting.push_back(op));
         self.run(now, bucket);
     }
@@ -119,6 +143,10 @@ impl Node {
                 continue;
             };
             let next = self.store.after(leading.bucket, after.as_ref()).next().map(|(name, _)| name.clone());
+            if next.is_some() && self.calls.copying >= self.config.copying_max {
+                self.calls.patient.insert(leading.bucket);
+                continue;
+            }
             let pending = match next {
                 Some(name) => {
                     *after = Some(name.clone());
@@ -199,10 +227,12 @@ impl Node {
                 Answer::Stored { version }
             }
             Deed::Remove => Answer::Removed { existed: self.store.remove(bucket, &name) },
-            Deed::Renew { lease_ns } => {
+            Deed::Renew { lease_ns } if self.store.peek(bucket, &name).is_some() => {
                 self.store.set_end(bucket, &name, now.saturating_add(lease_ns));
                 Answer::Renewed
             }
+            // It aged, or its lease ended, while the followers were asked.
+            Deed::Renew { .. } => Answer::Refused(Refusal::NotFound { lost: leading.loss }),
         };
         *leading.last = Some(name);
         self.answer(token, answer);
@@ -253,7 +283,9 @@ impl Node {
             }
         };
         let ticket = self.calls.new_ticket();
-        self.calls.open.insert(ticket, Call { bucket, since: now, yields: false });
+        let copies = matches!((&stream.stage, &stream.pending), (Stage::Copy { .. }, Some(Pending::Name(_))));
+        let what = if copies { What::Copy } else { What::Step };
+        self.calls.insert(ticket, Call { bucket, since: now, what });
         leading.lead.streams[at].ticket = Some(ticket);
         let request = PeerRequest { epoch, from, to, bucket, ask };
         self.outputs.push_back(Output::Peer { ticket, request, body });
@@ -297,8 +329,8 @@ impl Node {
             self.handle_timeout(now);
             return;
         }
-        self.calls.open.remove(&ticket);
-        if call.yields {
+        self.calls.remove(ticket);
+        if call.what == What::Yield {
             if answer == PeerAnswer::Yielded {
                 self.calls.yields.remove(&call.bucket);
             }
@@ -344,14 +376,14 @@ impl Node {
         }
     }
 
-    /// Asks again what was not answered in time.
+    /// Asks again what was not answered in time, and goes on with what waited for its turn.
     pub(super) fn retry(&mut self, now: u64) {
         while let Some((ticket, call)) = self.calls.open.first_key_value().map(|(ticket, call)| (*ticket, *call)) {
             if now < call.since + self.config.retry_ns {
                 break;
             }
-            self.calls.open.remove(&ticket);
-            if call.yields {
+            self.calls.remove(ticket);
+            if call.what == What::Yield {
                 self.send_yield(now, call.bucket);
                 continue;
             }
@@ -362,12 +394,16 @@ impl Node {
                 }
             });
         }
+        while self.calls.copying < self.config.copying_max {
+            let Some(bucket) = self.calls.patient.pop_first() else { break };
+            self.run(now, bucket);
+        }
     }
 
     /// Under a new map: says where it has stopped, and asks everything again that is under way.
     pub(super) fn ask_again(&mut self, now: u64) {
         let Some(me) = self.incarnation() else { return };
-        for bucket in 0..BUCKETS {
+        for bucket in 0..self.map.as_ref().map_or(0, Map::bucket_count) {
             let successor = self.map.as_ref().and_then(|map| successor(map, bucket, me));
             if let Some(successor) = successor {
                 self.calls.yields.insert(bucket, successor);
@@ -384,7 +420,7 @@ impl Node {
         let (Some(map), Some(from)) = (&self.map, self.incarnation()) else { return };
         let Some((to, led_since)) = self.calls.yields.get(&bucket).copied() else { return };
         let ticket = self.calls.new_ticket();
-        self.calls.open.insert(ticket, Call { bucket, since: now, yields: true });
+        self.calls.insert(ticket, Call { bucket, since: now, what: What::Yield });
         let request = PeerRequest { epoch: map.epoch, from, to, bucket, ask: PeerAsk::Yield { led_since } };
         self.outputs.push_back(Output::Peer { ticket, request, body: Vec::new() });
     }
@@ -411,7 +447,7 @@ impl Node {
             self.ask_at = self.ask_at.min(now);
             return Err(PeerRefusal::NodeBehind { yours, mine });
         }
-        if bucket >= BUCKETS {
+        if bucket >= map.bucket_count() {
             return Err(PeerRefusal::NotOwner);
         }
         let written = map.bucket(bucket);

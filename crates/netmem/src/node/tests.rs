@@ -1,6 +1,7 @@
 use super::*;
 use crate::coordinator::{self, Coordinator};
 use crate::donation::{PAGE_BYTES, Read, View};
+use crate::map::bucket_of;
 use crate::request::{Expect, Figures};
 use crate::types::{Loss, PageHandle, Version};
 use highwire_mem::PeerMemory;
