@@ -441,3 +441,6 @@ impl Coordinator {
 const EPOCH_MAX: Epoch = Epoch(1 << 63);
 /// Nodes that left are remembered, so that one whose last answer was lost learns that it has left.
 const LEFT_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests;

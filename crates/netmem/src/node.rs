@@ -247,7 +247,7 @@ impl Node {
         self.ask_at = now + self.config.retry_ns;
         match (answer, self.standing) {
             (CoordinatorAnswer::Joined { incarnation, lease_ns, map }, Standing::Out) => {
-                let ends = asked + lease_ns;
+                let ends = asked.saturating_add(lease_ns);
                 if ends > now && map.check().is_ok() {
                     self.store.begin(incarnation);
                     self.paged.begin();
@@ -255,15 +255,15 @@ impl Node {
                     self.map = None;
                     self.reported = Epoch(0);
                     self.store.donation.set_valid_until(ends);
-                    self.ask_at = asked + lease_ns / 3;
+                    self.ask_at = asked.saturating_add(lease_ns / 3);
                     self.adopt(now, map);
                 }
             }
             (CoordinatorAnswer::Renewed { lease_ns, map }, Standing::In { incarnation, ends }) => {
-                let ends = ends.max(asked + lease_ns);
+                let ends = ends.max(asked.saturating_add(lease_ns));
                 self.standing = Standing::In { incarnation, ends };
                 self.store.donation.set_valid_until(ends);
-                self.ask_at = asked + lease_ns / 3;
+                self.ask_at = asked.saturating_add(lease_ns / 3);
                 if let Some(map) = map.filter(|map| map.check().is_ok()) {
                     self.adopt(now, map);
                 }

@@ -1,0 +1,252 @@
+use super::*;
+
+const MS: u64 = 1_000_000;
+const LEASE: u64 = 3_000 * MS;
+
+fn coordinator(copies: u8) -> Coordinator {
+    Coordinator::new(Config { copies, alone: true, ..Config::default() }, 0, 1000, 42)
+}
+
+fn ask_to_join(coordinator: &mut Coordinator, now: u64, node: u64, nonce: u64) -> CoordinatorAnswer {
+    let join = CoordinatorRequest::Join { node: NodeId(node), address: format!("at {node}"), nonce, known: Epoch(0) };
+    coordinator.handle(now, join)
+}
+
+fn join(coordinator: &mut Coordinator, now: u64, node: u64) -> Incarnation {
+    match ask_to_join(coordinator, now, node, node) {
+        CoordinatorAnswer::Joined { incarnation, .. } => incarnation,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn renew(coordinator: &mut Coordinator, now: u64, incarnation: Incarnation, settled: bool) -> CoordinatorAnswer {
+    let epoch = coordinator.map().epoch;
+    coordinator.handle(now, CoordinatorRequest::Renew { incarnation, epoch, settled, leaving: false })
+}
+
+/// Everybody reports that all is done, until nothing changes any more. Returns how many maps that took.
+fn settle(coordinator: &mut Coordinator, now: u64, nodes: &[Incarnation]) -> usize {
+    for maps in 0.. {
+        let before = coordinator.map().epoch;
+        for node in nodes {
+            renew(coordinator, now, *node, true);
+        }
+        coordinator.map().check().unwrap();
+        if coordinator.map().epoch == before {
+            assert!(coordinator.is_quiet());
+            return maps;
+        }
+    }
+    unreachable!()
+}
+
+fn wait(answer: CoordinatorAnswer) -> u64 {
+    match answer {
+        CoordinatorAnswer::Wait { nanoseconds } => nanoseconds,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_new_coordinator_waits_until_no_earlier_lease_can_last() {
+    let mut coordinator = Coordinator::new(Config::default(), 500, 1000, 42);
+    assert_eq!(wait(ask_to_join(&mut coordinator, 500, 1, 1)), 3_300 * MS);
+    assert_eq!(wait(ask_to_join(&mut coordinator, 500 + 3_299 * MS, 1, 1)), MS);
+    join(&mut coordinator, 500 + 3_300 * MS, 1);
+}
+
+#[test]
+fn epochs_begin_at_the_real_time_and_above_all_that_were_seen() {
+    let mut coordinator = coordinator(1);
+    let (known, lost) = (Epoch(5000), Some((9, Epoch(7000))));
+    let join = CoordinatorRequest::Join { node: NodeId(1), address: String::new(), nonce: 1, known };
+    assert!(coordinator.map().epoch >= Epoch(1000));
+    coordinator.handle(0, CoordinatorRequest::Map { have: lost });
+    coordinator.handle(0, join);
+    assert_eq!(coordinator.map().epoch, Epoch(7001));
+    let mut other = Coordinator::new(Config { alone: true, ..Config::default() }, 0, 1000, 43);
+    assert_ne!(join_any(&mut other), coordinator.map().nodes[0].incarnation);
+    assert_ne!(other.map().lineage, coordinator.map().lineage);
+}
+
+fn join_any(coordinator: &mut Coordinator) -> Incarnation {
+    join(coordinator, 0, 1)
+}
+
+#[test]
+fn a_join_whose_answer_was_lost_is_answered_again() {
+    let mut coordinator = coordinator(1);
+    let first = ask_to_join(&mut coordinator, 0, 1, 7);
+    assert_eq!(ask_to_join(&mut coordinator, MS, 1, 7), first);
+    // Another process of the same node waits until the first cannot be there any more.
+    assert_eq!(wait(ask_to_join(&mut coordinator, MS, 1, 8)), 3_300 * MS);
+    let later = MS + 3_300 * MS;
+    assert!(matches!(ask_to_join(&mut coordinator, later, 1, 8), CoordinatorAnswer::Joined { .. }));
+}
+
+#[test]
+fn one_node_comes_at_a_time() {
+    let mut coordinator = coordinator(1);
+    let first = join(&mut coordinator, 0, 1);
+    wait(ask_to_join(&mut coordinator, 0, 2, 2));
+    settle(&mut coordinator, 0, &[first]);
+    let second = join(&mut coordinator, 0, 2);
+    // The new node follows where it should lead; the old one leads all.
+    let follows = |owners: &[Owner]| owners.len() == 2 && owners[0].incarnation == first && !owners[1].full;
+    let moving = coordinator.map().buckets.iter().filter(|bucket| follows(&bucket.owners)).count();
+    assert!((400..624).contains(&moving), "{moving}");
+    renew(&mut coordinator, 0, first, true);
+    renew(&mut coordinator, 0, second, false);
+    assert!(coordinator.map().buckets.iter().all(|bucket| bucket.owners[0].incarnation == first));
+    renew(&mut coordinator, 0, second, true);
+    let led = coordinator.map().buckets.iter().filter(|bucket| bucket.owners[0].incarnation == second);
+    let led: Vec<_> = led.collect();
+    assert_eq!(led.len(), moving);
+    assert!(led.iter().all(|bucket| bucket.from == Some(first) && bucket.owners.len() == 1));
+    wait(ask_to_join(&mut coordinator, 0, 3, 3));
+    settle(&mut coordinator, 0, &[first, second]);
+    join(&mut coordinator, 0, 3);
+    assert!(coordinator.map().buckets.iter().all(|bucket| bucket.from.is_none()));
+}
+
+#[test]
+fn a_node_that_does_not_renew_is_lost_with_what_it_had() {
+    let mut coordinator = coordinator(1);
+    let first = join(&mut coordinator, 0, 1);
+    settle(&mut coordinator, 0, &[first]);
+    let second = join(&mut coordinator, 0, 2);
+    settle(&mut coordinator, 0, &[first, second]);
+    let had: Vec<_> = coordinator.map().buckets.iter().map(|bucket| bucket.owners[0].incarnation == second).collect();
+    renew(&mut coordinator, 2_000 * MS, first, true);
+    let end = LEASE + 300 * MS;
+    coordinator.handle_timeout(end - 1);
+    assert_eq!(coordinator.map().nodes.len(), 2);
+    assert_eq!(coordinator.next_timeout(), Some(end));
+    coordinator.handle_timeout(end);
+    let epoch = coordinator.map().epoch;
+    for (bucket, had) in coordinator.map().buckets.iter().zip(had) {
+        assert_eq!(bucket.loss, had.then_some(Loss { node: NodeId(2), epoch }));
+        assert_eq!(bucket.owners[0].incarnation, first);
+    }
+    assert_eq!(renew(&mut coordinator, end, second, true), CoordinatorAnswer::Unknown);
+}
+
+#[test]
+fn with_two_copies_the_node_that_has_everything_leads_next() {
+    let mut coordinator = coordinator(2);
+    let mut nodes = Vec::new();
+    for node in 1..=3 {
+        nodes.push(join(&mut coordinator, 0, node));
+        settle(&mut coordinator, 0, &nodes);
+    }
+    let before = coordinator.map().clone();
+    assert!(
+        before.buckets.iter().all(|bucket| bucket.owners.len() == 2 && bucket.owners.iter().all(|owner| owner.full))
+    );
+    nodes[..2].iter().for_each(|node| drop(renew(&mut coordinator, 2_000 * MS, *node, true)));
+    coordinator.handle_timeout(LEASE + 300 * MS);
+    let epoch = coordinator.map().epoch;
+    for (old, new) in before.buckets.iter().zip(&coordinator.map().buckets) {
+        assert_eq!((new.loss, new.owners.len()), (None, 2));
+        let left: Vec<_> = old.owners.iter().filter(|owner| owner.incarnation != nodes[2]).collect();
+        assert_eq!(new.owners[0], *left[0]);
+        assert_eq!(new.led_since == epoch, old.owners[0].incarnation == nodes[2]);
+        // Whoever follows now and did not before has nothing.
+        assert_eq!(new.owners[1].full, left.len() == 2);
+    }
+}
+
+#[test]
+fn a_former_leader_that_may_not_know_it_is_waited_for_even_if_its_successor_is_lost() {
+    let mut coordinator = coordinator(1);
+    let first = join(&mut coordinator, 0, 1);
+    settle(&mut coordinator, 0, &[first]);
+    let second = join(&mut coordinator, 0, 2);
+    renew(&mut coordinator, 0, first, true);
+    renew(&mut coordinator, 0, second, true);
+    let passed: Vec<_> = coordinator.map().buckets.iter().map(|bucket| bucket.from.is_some()).collect();
+    assert!(passed.contains(&true));
+    // A third node, as if it had come before: it gets what the second had.
+    let third = coordinator.new_incarnation();
+    coordinator.nodes.push(Node { nonce: 0, incarnation: third, ends: u64::MAX, settled: Epoch(0) });
+    let member = Member { node: NodeId(3), incarnation: third, address: String::new(), leaving: false };
+    coordinator.map.nodes.push(member);
+    coordinator.state(first).unwrap().ends = u64::MAX;
+    coordinator.handle_timeout(LEASE + 300 * MS);
+    let mut to_third = 0;
+    for (bucket, passed) in coordinator.map().buckets.iter().zip(passed) {
+        let leader = bucket.owners[0].incarnation;
+        assert_eq!(bucket.from, (passed && leader == third).then_some(first));
+        to_third += usize::from(bucket.from.is_some());
+    }
+    assert!(to_third > 100);
+}
+
+#[test]
+fn followers_without_everything_begin_again_when_the_leader_is_lost() {
+    let mut coordinator = coordinator(2);
+    let mut nodes = Vec::new();
+    for node in 1..=2 {
+        nodes.push(join(&mut coordinator, 0, node));
+        settle(&mut coordinator, 0, &nodes);
+    }
+    nodes.push(join(&mut coordinator, 0, 3));
+    let before = coordinator.map().clone();
+    nodes[1..].iter().for_each(|node| drop(renew(&mut coordinator, 2_000 * MS, *node, false)));
+    coordinator.handle_timeout(LEASE + 300 * MS);
+    let epoch = coordinator.map().epoch;
+    let mut again = 0;
+    for (old, new) in before.buckets.iter().zip(&coordinator.map().buckets) {
+        assert_eq!((new.owners[0].incarnation, new.loss), (nodes[1], None), "it had everything");
+        let follower = new.owners.iter().find(|owner| owner.incarnation == nodes[2]).unwrap();
+        let partial = old.owners.len() == 3;
+        let led_by_the_lost = old.owners[0].incarnation == nodes[0];
+        if partial && led_by_the_lost {
+            assert_eq!((follower.since, follower.full), (epoch, false));
+            again += 1;
+        } else if partial {
+            assert_eq!(follower.since, before.epoch);
+        }
+    }
+    assert!(again > 100);
+}
+
+#[test]
+fn a_node_leaves_when_others_have_what_it_had() {
+    let mut coordinator = coordinator(1);
+    let first = join(&mut coordinator, 0, 1);
+    settle(&mut coordinator, 0, &[first]);
+    let second = join(&mut coordinator, 0, 2);
+    settle(&mut coordinator, 0, &[first, second]);
+    let leave = |coordinator: &mut Coordinator| {
+        let epoch = coordinator.map().epoch;
+        coordinator.handle(0, CoordinatorRequest::Renew { incarnation: second, epoch, settled: true, leaving: true })
+    };
+    let mut asked = 0;
+    while leave(&mut coordinator) != CoordinatorAnswer::Left {
+        assert!(coordinator.map().nodes.iter().any(|member| member.leaving));
+        wait(ask_to_join(&mut coordinator, 0, 3, 3));
+        renew(&mut coordinator, 0, first, true);
+        asked += 1;
+        assert!(asked < 10);
+    }
+    assert!(coordinator.map().buckets.iter().all(|bucket| bucket.owners.len() == 1 && bucket.loss.is_none()));
+    assert_eq!(leave(&mut coordinator), CoordinatorAnswer::Left, "asked again, it says so again");
+    // The last one leaves as well; what it had is lost then.
+    let epoch = |coordinator: &Coordinator| coordinator.map().epoch;
+    for _ in 0..5 {
+        let epoch = epoch(&coordinator);
+        coordinator.handle(0, CoordinatorRequest::Renew { incarnation: first, epoch, settled: true, leaving: true });
+    }
+    assert!(coordinator.map().nodes.is_empty());
+    assert!(coordinator.map().buckets.iter().all(|bucket| bucket.owners.is_empty() && bucket.loss.is_some()));
+}
+
+#[test]
+fn there_is_a_limit_to_nodes() {
+    let config = Config { nodes_max: 1, alone: true, ..Config::default() };
+    let mut coordinator = Coordinator::new(config, 0, 1000, 42);
+    let first = join(&mut coordinator, 0, 1);
+    settle(&mut coordinator, 0, &[first]);
+    assert_eq!(ask_to_join(&mut coordinator, 0, 2, 2), CoordinatorAnswer::TooMany { most: 1 });
+}
