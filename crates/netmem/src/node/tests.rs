@@ -496,3 +496,146 @@ fn a_leaving_node_gives_out_no_pages() {
     let take = Ask::TakePages { owner: 5, count: 3, lease_ns: LEASE, turn: 1 };
     assert_eq!(refused(&cluster.ask_node(0, epoch, take, &[]).0), &Refusal::Leaving);
 }
+
+/// Three nodes that all have a bucket, and messages that a test lets through or not.
+struct Trio {
+    nodes: Vec<Node>,
+    epoch: u64,
+}
+
+impl Trio {
+    const LIVES: [u64; 3] = [11, 12, 13];
+
+    /// The first leads, and the others follow with everything.
+    fn new() -> Trio {
+        let nodes = (0..3u64).map(|at| {
+            let donation = Donation::create(100).unwrap();
+            let mut node = Node::new(NodeId(at), String::new(), donation, Config::default(), at);
+            node.handle_timeout(0);
+            let Some(Output::Coordinator { ticket, .. }) = node.poll_output() else { panic!() };
+            let (incarnation, map) = (Trio::LIVES[at as usize], Trio::map(1, &[0, 1, 2], 1));
+            node.handle_coordinator(0, ticket, CoordinatorAnswer::Joined { incarnation, lease_ns: LEASE, map });
+            node
+        });
+        let mut trio = Trio { nodes: nodes.collect(), epoch: 1 };
+        trio.deliver(|_| true);
+        trio
+    }
+
+    fn map(epoch: u64, owners: &[usize], led_since: u64) -> Map {
+        let mut map = Map::empty(1, Epoch(epoch), 2, 1);
+        let member = |at: usize| crate::map::Member {
+            node: NodeId(at as u64),
+            incarnation: Trio::LIVES[at],
+            address: String::new(),
+            leaving: false,
+        };
+        let owner = |at: usize| crate::map::Owner { incarnation: Trio::LIVES[at], since: Epoch(1), full: true };
+        map.nodes = owners.iter().map(|at| member(*at)).collect();
+        map.buckets[0].owners = owners.iter().map(|at| owner(*at)).collect();
+        map.buckets[0].led_since = Epoch(led_since);
+        map
+    }
+
+    /// The first of these leads from now on; who is not among them is lost.
+    fn lead(&mut self, owners: &[usize]) {
+        self.epoch += 1;
+        for at in owners {
+            self.nodes[*at].adopt(0, Trio::map(self.epoch, owners, self.epoch));
+        }
+    }
+
+    /// Delivers what nodes say to each other, if it may pass; returns answers to clients.
+    fn deliver(&mut self, passes: impl Fn(&PeerRequest) -> bool) -> Vec<(Answer, Vec<u8>)> {
+        let mut answers = Vec::new();
+        while let Some((at, output)) = (0..3).find_map(|at| self.nodes[at].poll_output().map(|output| (at, output))) {
+            match output {
+                Output::Peer { ticket, request, body } if passes(&request) => {
+                    let to = Trio::LIVES.iter().position(|life| *life == request.to).unwrap();
+                    let answer = self.nodes[to].handle_peer(0, request, &body);
+                    self.nodes[at].handle_peer_answer(0, ticket, answer);
+                }
+                Output::Answer { answer, body, .. } => answers.push((answer, body)),
+                Output::Peer { .. } | Output::Coordinator { .. } => {}
+            }
+        }
+        answers
+    }
+
+    fn ask(&mut self, at: usize, ask: Ask, body: &[u8]) {
+        let request = Request { epoch: Epoch(self.epoch), to: Trio::LIVES[at], ask };
+        self.nodes[at].handle_request(0, 1, request, body);
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.ask(at, Ask::Put { name: name_of("k"), lease_ns: LEASE, pinned: false, only_if: None }, bytes);
+    }
+
+    fn get(&mut self, at: usize) -> Vec<u8> {
+        self.deliver(|_| true);
+        self.ask(at, Ask::Get { name: name_of("k"), bytes: true, places: false }, &[]);
+        let answers = self.deliver(|_| true);
+        assert!(matches!(answers[..], [(Answer::Object { .. }, _)]), "{answers:?}");
+        answers[0].1.clone()
+    }
+
+    /// A change that the second node made and the third did not, when the first was lost.
+    fn with_a_change_in_doubt() -> Trio {
+        let mut trio = Trio::new();
+        trio.put(0, b"first");
+        assert!(matches!(trio.deliver(|_| true)[..], [(Answer::Stored { .. }, _)]));
+        trio.put(0, b"second");
+        assert_eq!(trio.deliver(|request| request.to == Trio::LIVES[1]), []);
+        trio
+    }
+}
+
+#[test]
+fn a_change_in_doubt_that_was_seen_is_not_undone_by_the_next_leader() {
+    let mut trio = Trio::with_a_change_in_doubt();
+    trio.lead(&[1, 2]);
+    // Before the third agrees, nobody is told anything.
+    trio.ask(1, Ask::Get { name: name_of("k"), bytes: true, places: false }, &[]);
+    let answers = trio.deliver(|_| false);
+    assert_eq!(refused(&answers[0].0), &Refusal::Arriving { bucket: 0 });
+    trio.nodes[1].handle_timeout(Config::default().retry_ns);
+    assert_eq!(trio.get(1), b"second");
+    trio.lead(&[2]);
+    assert_eq!(trio.get(2), b"second");
+}
+
+#[test]
+fn a_change_in_doubt_that_the_new_leader_has_not_made_is_undone_on_its_followers() {
+    let mut trio = Trio::with_a_change_in_doubt();
+    trio.lead(&[2, 1]);
+    assert_eq!(trio.get(2), b"first");
+    trio.lead(&[1]);
+    assert_eq!(trio.get(1), b"first");
+}
+
+#[test]
+fn a_follower_refuses_a_leader_of_an_old_map_and_steps_out_of_turn() {
+    use crate::request::{Change, PeerAnswer, PeerAsk, PeerRefusal, Session};
+    let mut trio = Trio::new();
+    let session = Session { led_since: Epoch(1), since: Epoch(1) };
+    let step = |step, from| PeerRequest {
+        epoch: Epoch(1),
+        from,
+        to: Trio::LIVES[1],
+        bucket: 0,
+        ask: PeerAsk::Step { session, step, change: Change::Drop { name: name_of("k") } },
+    };
+    let refused = |refusal| PeerAnswer::Refused(refusal);
+    let node = &mut trio.nodes[1];
+    assert_eq!(node.handle_peer(0, step(2, 11), &[]), refused(PeerRefusal::OutOfStep));
+    assert_eq!(node.handle_peer(0, step(1, 13), &[]), refused(PeerRefusal::NotOwner));
+    assert_eq!(node.handle_peer(0, step(1, 11), &[]), PeerAnswer::Stepped);
+    assert_eq!(node.handle_peer(0, step(1, 11), &[]), PeerAnswer::Stepped, "it is made once and answered twice");
+    let other = PeerRequest { bucket: 1, ..step(1, 11) };
+    assert_eq!(node.handle_peer(0, other, &[]), refused(PeerRefusal::NotOwner));
+    let other = PeerRequest { to: 99, ..step(1, 11) };
+    assert_eq!(node.handle_peer(0, other, &[]), refused(PeerRefusal::Gone));
+    trio.lead(&[1, 2]);
+    let (yours, mine) = (Epoch(1), Epoch(2));
+    assert_eq!(trio.nodes[1].handle_peer(0, step(2, 11), &[]), refused(PeerRefusal::OldEpoch { yours, mine }));
+}
