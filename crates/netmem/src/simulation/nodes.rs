@@ -128,9 +128,13 @@ impl Simulation {
             .collect();
         if self.scenario.gentle {
             let settled = self.coordinator.as_ref().is_some_and(Coordinator::is_quiet);
-            let running = up.iter().filter(|at| self.processes[**at].stopped.is_none()).count();
+            let runs = |process: &Process, member| {
+                let life = process.node.as_ref().and_then(Node::incarnation);
+                process.stopped.is_none() && life == Some(member)
+            };
+            let all = self.members.keys().all(|member| self.processes.iter().any(|process| runs(process, *member)));
             // One at a time: with two copies and nothing else missing.
-            if !settled || self.members.len() < 2 || running < self.members.len() {
+            if !settled || self.members.len() < 2 || !all {
                 return;
             }
         }
