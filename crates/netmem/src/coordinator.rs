@@ -269,7 +269,7 @@ impl Coordinator {
             self.note(epoch);
             return CoordinatorAnswer::Unknown;
         };
-        node.ends = ends;
+        let ended = std::mem::replace(&mut node.ends, ends);
         if settled && epoch == present {
             node.settled = epoch;
         }
@@ -280,6 +280,14 @@ impl Coordinator {
             self.advance(wants.then_some(incarnation));
         }
         if self.left.contains(&incarnation) {
+            return CoordinatorAnswer::Left;
+        }
+        // Nobody stays who could take over what they have. They may go, but until they are known to have stopped, which
+        // is when their leases end, nobody else gets it.
+        if self.is_quiet() && self.map.nodes.iter().all(|member| member.leaving) {
+            if let Some(node) = self.state(incarnation) {
+                node.ends = ended;
+            }
             return CoordinatorAnswer::Left;
         }
         let map = (epoch != self.map.epoch).then(|| self.map.clone());
@@ -307,10 +315,9 @@ impl Coordinator {
             return;
         }
         // Nothing is left to be moved: who wanted to leave may.
-        let last = self.map.nodes.iter().all(|member| member.leaving);
         let idle = |member: &Member| {
             let has = |owner: &Owner| owner.incarnation == member.incarnation;
-            last || !self.map.buckets.iter().any(|bucket| bucket.owners.iter().any(has))
+            !self.map.buckets.iter().any(|bucket| bucket.owners.iter().any(has))
         };
         let gone = self.map.nodes.iter().find(|member| member.leaving && idle(member)).map(|member| member.incarnation);
         match gone {

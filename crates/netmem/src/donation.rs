@@ -113,8 +113,8 @@ pub struct Donation {
     bare: BTreeSet<u32>,
     in_use: u32,
     populated: u32,
-    #[cfg(test)]
-    pub(crate) refuse_memory: bool,
+    /// Pages that may have memory.
+    populated_max: u32,
 }
 
 impl Donation {
@@ -147,8 +147,7 @@ impl Donation {
             bare: (0..blocks).collect(),
             in_use: 0,
             populated: 0,
-            #[cfg(test)]
-            refuse_memory: false,
+            populated_max: pages,
         };
         // What the last block has no room for is never free.
         let beyond = blocks * BLOCK_PAGES - pages;
@@ -181,6 +180,13 @@ impl Donation {
     /// Pages that have memory.
     pub fn populated(&self) -> u32 {
         self.populated
+    }
+
+    /// Lets no more pages than these have memory, besides those that have it already: what the machine can spare. The
+    /// kernel fails an allocation that finds no memory, but a control group that reaches its limit has a process killed
+    /// instead; whoever watches such a limit tells it here.
+    pub fn limit_memory(&mut self, pages: u32) {
+        self.populated_max = pages;
     }
 
     /// The incarnation in whose name pages are taken; 0 while there is none.
@@ -242,9 +248,9 @@ impl Donation {
             return Err(DonationError::Full { pages: self.pages });
         };
         let (at, bytes) = self.extent(block);
-        let result = self.region.populate(at, bytes);
-        #[cfg(test)]
-        let result = if self.refuse_memory { Err(io::ErrorKind::StorageFull.into()) } else { result };
+        let pages = (bytes / PAGE_BYTES) as u32;
+        let room = self.populated.saturating_add(pages) <= self.populated_max;
+        let result = if room { self.region.populate(at, bytes) } else { Err(io::ErrorKind::OutOfMemory.into()) };
         if let Err(source) = result {
             // What was taken before it failed would otherwise stay.
             let _ = self.region.give_back(at, bytes);
@@ -257,7 +263,7 @@ impl Donation {
         self.bare.remove(&block);
         let state = &mut self.blocks[block as usize];
         state.populated = true;
-        self.populated += (bytes / PAGE_BYTES) as u32;
+        self.populated += pages;
         if state.used | state.retired != u32::MAX {
             self.open.insert(block);
             return Ok(block);

@@ -145,6 +145,11 @@ impl Node {
         &self.store.donation
     }
 
+    /// Lets no more of the donated pages than these have memory; see [`Donation::limit_memory`].
+    pub fn limit_memory(&mut self, pages: u32) {
+        self.store.donation.limit_memory(pages);
+    }
+
     /// How full it is.
     pub fn figures(&self) -> crate::request::Figures {
         self.store.figures()

@@ -232,12 +232,35 @@ fn a_node_leaves_when_others_have_what_it_had() {
     }
     assert!(coordinator.map().buckets.iter().all(|bucket| bucket.owners.len() == 1 && bucket.loss.is_none()));
     assert_eq!(leave(&mut coordinator), CoordinatorAnswer::Left, "asked again, it says so again");
-    // The last one leaves as well; what it had is lost then.
-    let epoch = |coordinator: &Coordinator| coordinator.map().epoch;
-    for _ in 0..5 {
-        let epoch = epoch(&coordinator);
-        coordinator.handle(0, CoordinatorRequest::Renew { incarnation: first, epoch, settled: true, leaving: true });
-    }
+}
+
+#[test]
+fn who_leaves_last_is_waited_for_until_its_lease_ends() {
+    let mut coordinator = coordinator(1);
+    let first = join(&mut coordinator, 0, 1);
+    settle(&mut coordinator, 0, &[first]);
+    let mut now = 0;
+    let mut leave = |coordinator: &mut Coordinator| {
+        now += MS;
+        let epoch = coordinator.map().epoch;
+        let renew = CoordinatorRequest::Renew { incarnation: first, epoch, settled: true, leaving: true };
+        coordinator.handle(now, renew)
+    };
+    let asked = (1..10).find(|_| leave(&mut coordinator) == CoordinatorAnswer::Left).unwrap();
+    let end = (asked - 1) * MS + LEASE + 300 * MS;
+    // It may not have heard, and answer still.
+    wait(ask_to_join(&mut coordinator, end - 1, 2, 2));
+    join(&mut coordinator, end, 2);
+    let lost = |bucket: &crate::map::Bucket| bucket.loss.is_some_and(|loss| loss.node == NodeId(1));
+    assert!(coordinator.map().buckets.iter().all(lost));
+}
+
+#[test]
+fn when_the_last_node_is_lost_nobody_has_anything() {
+    let mut coordinator = coordinator(1);
+    let first = join(&mut coordinator, 0, 1);
+    settle(&mut coordinator, 0, &[first]);
+    coordinator.handle_timeout(LEASE + 300 * MS);
     assert!(coordinator.map().nodes.is_empty());
     assert!(coordinator.map().buckets.iter().all(|bucket| bucket.owners.is_empty() && bucket.loss.is_some()));
 }

@@ -119,10 +119,13 @@ fn memory_is_taken_as_it_is_used_and_given_back() {
 #[test]
 fn a_machine_without_memory_is_an_error() {
     let mut donation = donation(100);
-    donation.refuse_memory = true;
+    donation.limit_memory(31);
     assert!(matches!(donation.take(), Err(DonationError::NoMemory { bytes: 131_072, in_use: 0, .. })));
-    donation.refuse_memory = false;
-    donation.take().unwrap();
+    donation.limit_memory(32);
+    for _ in 0..32 {
+        donation.take().unwrap();
+    }
+    assert!(matches!(donation.take(), Err(DonationError::NoMemory { bytes: 131_072, in_use: 131_072, .. })));
     assert!(matches!(Donation::create(0), Err(DonationError::Size { asked: 0, .. })));
     assert!(matches!(Donation::create(u64::MAX), Err(DonationError::Size { .. })));
 }

@@ -247,6 +247,24 @@ fn the_least_recently_used_object_goes_when_memory_is_short() {
 }
 
 #[test]
+fn a_machine_with_less_memory_than_was_donated_ages_objects_and_then_refuses() {
+    let mut cluster = Cluster::new(1, 1, 100);
+    cluster.nodes[0].limit_memory(32);
+    let pinned = |name| Ask::Put { name, lease_ns: LEASE, pinned: true, only_if: None };
+    version(cluster.put("a", &[1; 16 * PAGE_BYTES]));
+    version(cluster.ask("pinned", pinned, &[2; 16 * PAGE_BYTES]).0);
+    version(cluster.put("b", &[3; 16 * PAGE_BYTES]));
+    assert!(cluster.get("a").is_err(), "its pages have memory");
+    assert_eq!(refused(&cluster.put("c", &[4; 17 * PAGE_BYTES])), &Refusal::NoMemory { asked: 17 });
+    assert!(cluster.get("pinned").is_ok());
+    // What is free is given back after a while.
+    cluster.remove("pinned");
+    cluster.nodes[0].config.keep_blocks = 0;
+    cluster.pass(2_000);
+    assert_eq!(cluster.nodes[0].donation().populated(), 0);
+}
+
+#[test]
 fn limits_are_kept() {
     let mut cluster = Cluster::new(1, 1, 10);
     cluster.nodes[0].config = Config { objects_max: 2, object_bytes_max: 5000, ..Config::default() };
