@@ -87,6 +87,9 @@ pub enum CoordinatorRequest {
         settled: bool,
         /// Whether it wants to leave.
         leaving: bool,
+        /// Buckets in which nothing goes on because this other node does not answer: as a follower, or as the one that
+        /// leads next.
+        stuck: Vec<(u16, Incarnation)>,
     },
     /// A client wants the map.
     Map {
@@ -191,7 +194,11 @@ impl Coordinator {
         self.handle_timeout(now);
         match request {
             CoordinatorRequest::Join { node, address, nonce, known } => self.join(now, node, address, nonce, known),
-            CoordinatorRequest::Renew { incarnation, epoch, settled, leaving } => {
+            CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck } => {
+                // Of a node with an old map it is not known whether it would still be stuck.
+                if epoch == self.map.epoch {
+                    self.unblock(incarnation, &stuck);
+                }
                 self.renew(now, incarnation, epoch, settled, leaving)
             }
             CoordinatorRequest::Map { have } => {
@@ -340,6 +347,32 @@ impl Coordinator {
         self.new_epoch();
         self.take_out(lost);
         self.arrange(false);
+    }
+
+    /// Helps a node on that another one does not answer, though both are there.
+    ///
+    /// A follower begins again with nothing, and is not waited for until it has answered that. A leader that waits to
+    /// hear from the one before need not any more: that one has this map, so it has stopped.
+    fn unblock(&mut self, asks: Incarnation, stuck: &[(u16, Incarnation)]) {
+        let next = Epoch(self.map.epoch.max(self.floor).0 + 1);
+        let mut changed = false;
+        for (number, silent) in stuck {
+            let Some(bucket) = self.map.buckets.get_mut(usize::from(*number)) else { continue };
+            let leads = bucket.owners.first().map(|owner| owner.incarnation);
+            if leads == Some(asks) {
+                let follower = bucket.owners.iter_mut().skip(1).find(|owner| owner.incarnation == *silent);
+                if let Some(follower) = follower {
+                    (follower.since, follower.full) = (next, false);
+                    changed = true;
+                }
+            } else if leads == Some(*silent) && bucket.from == Some(asks) {
+                bucket.from = None;
+                changed = true;
+            }
+        }
+        if changed {
+            self.map.epoch = next;
+        }
     }
 
     /// All followers have everything: their leaders said so.

@@ -228,7 +228,7 @@ impl Node {
                 if settled {
                     self.reported = epoch;
                 }
-                CoordinatorRequest::Renew { incarnation, epoch, settled, leaving }
+                CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck: self.stuck(now) }
             }
             (Standing::Left, _) => return,
             _ => CoordinatorRequest::Join {

@@ -21,7 +21,8 @@ fn join(coordinator: &mut Coordinator, now: u64, node: u64) -> Incarnation {
 
 fn renew(coordinator: &mut Coordinator, now: u64, incarnation: Incarnation, settled: bool) -> CoordinatorAnswer {
     let epoch = coordinator.map().epoch;
-    coordinator.handle(now, CoordinatorRequest::Renew { incarnation, epoch, settled, leaving: false })
+    coordinator
+        .handle(now, CoordinatorRequest::Renew { incarnation, epoch, settled, leaving: false, stuck: Vec::new() })
 }
 
 /// Everybody reports that all is done, until nothing changes any more. Returns how many maps that took.
@@ -220,7 +221,10 @@ fn a_node_leaves_when_others_have_what_it_had() {
     settle(&mut coordinator, 0, &[first, second]);
     let leave = |coordinator: &mut Coordinator| {
         let epoch = coordinator.map().epoch;
-        coordinator.handle(0, CoordinatorRequest::Renew { incarnation: second, epoch, settled: true, leaving: true })
+        coordinator.handle(
+            0,
+            CoordinatorRequest::Renew { incarnation: second, epoch, settled: true, leaving: true, stuck: Vec::new() },
+        )
     };
     let mut asked = 0;
     while leave(&mut coordinator) != CoordinatorAnswer::Left {
@@ -243,7 +247,8 @@ fn who_leaves_last_is_waited_for_until_its_lease_ends() {
     let mut leave = |coordinator: &mut Coordinator| {
         now += MS;
         let epoch = coordinator.map().epoch;
-        let renew = CoordinatorRequest::Renew { incarnation: first, epoch, settled: true, leaving: true };
+        let renew =
+            CoordinatorRequest::Renew { incarnation: first, epoch, settled: true, leaving: true, stuck: Vec::new() };
         coordinator.handle(now, renew)
     };
     let asked = (1..10).find(|_| leave(&mut coordinator) == CoordinatorAnswer::Left).unwrap();
@@ -272,4 +277,35 @@ fn there_is_a_limit_to_nodes() {
     let first = join(&mut coordinator, 0, 1);
     settle(&mut coordinator, 0, &[first]);
     assert_eq!(ask_to_join(&mut coordinator, 0, 2, 2), CoordinatorAnswer::TooMany { most: 1 });
+}
+
+#[test]
+fn a_follower_that_does_not_answer_begins_again_and_a_successor_that_does_not_is_freed() {
+    let mut coordinator = coordinator(2);
+    let first = join(&mut coordinator, 0, 1);
+    settle(&mut coordinator, 0, &[first]);
+    let second = join(&mut coordinator, 0, 2);
+    settle(&mut coordinator, 0, &[first, second]);
+    let epoch = coordinator.map().epoch;
+    let led = |coordinator: &Coordinator, by| {
+        (0..BUCKETS).find(|number| coordinator.map().bucket(*number).owners[0].incarnation == by).unwrap()
+    };
+    let (mine, other) = (led(&coordinator, first), led(&coordinator, second));
+    let complain = |coordinator: &mut Coordinator, epoch, stuck| {
+        let renew = CoordinatorRequest::Renew { incarnation: first, epoch, settled: true, leaving: false, stuck };
+        coordinator.handle(0, renew);
+    };
+    complain(&mut coordinator, epoch, vec![(other, second), (mine, first), (9999, second)]);
+    complain(&mut coordinator, Epoch(epoch.0 - 1), vec![(mine, second)]);
+    assert_eq!(coordinator.map().epoch, epoch, "nothing of this is its affair, or it is out of date");
+    complain(&mut coordinator, epoch, vec![(mine, second)]);
+    let next = coordinator.map().epoch;
+    assert!(next > epoch);
+    let follower = coordinator.map().bucket(mine).owners[1];
+    assert_eq!((follower.since, follower.full), (next, false));
+    assert!(coordinator.map().bucket(other).owners[1].full);
+    // Between a map in which the lead passed on, and the next.
+    coordinator.map.buckets[usize::from(other)].from = Some(first);
+    complain(&mut coordinator, next, vec![(other, second)]);
+    assert_eq!(coordinator.map().bucket(other).from, None);
 }

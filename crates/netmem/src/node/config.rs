@@ -25,6 +25,8 @@ pub struct Config {
     pub list_max: u32,
     /// After which time a request to another node, or to the coordinator, is made again.
     pub retry_ns: u64,
+    /// How long another node may not answer before the coordinator is told that nothing goes on.
+    pub stall_ns: u64,
     /// How often what has ended is looked for.
     pub sweep_ns: u64,
     /// Free blocks of 128 KiB that keep their memory.
@@ -44,6 +46,7 @@ impl Default for Config {
             copying_max: 16,
             list_max: 4096,
             retry_ns: 100_000_000,
+            stall_ns: 2_000_000_000,
             sweep_ns: 1_000_000_000,
             keep_blocks: 64,
         }

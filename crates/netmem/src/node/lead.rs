@@ -109,6 +109,13 @@ impl Lead {
         self.yielded && self.streams.iter().all(|stream| matches!(stream.stage, Stage::Full))
     }
 
+    /// Followers without whose answers nothing goes on, and since when these are waited for.
+    pub(crate) fn silent(&self) -> impl Iterator<Item = (Incarnation, u64)> {
+        let blocks =
+            |stream: &&Stream| stream.pending.is_some() && !matches!(stream.stage, Stage::Begin { keep: false });
+        self.streams.iter().filter(blocks).map(|stream| (stream.to, stream.asked))
+    }
+
     pub(crate) fn session(&self, stream: &Stream) -> Session {
         Session { led_since: self.since, since: stream.since }
     }
@@ -124,6 +131,8 @@ pub(crate) struct Stream {
     pub(crate) step: u64,
     /// What the follower was asked and has not confirmed.
     pub(crate) pending: Option<Pending>,
+    /// When it was asked for the first time.
+    pub(crate) asked: u64,
     /// The change of the round under way, if it has made it.
     pub(crate) made: Option<Version>,
     /// The request that asked it last.
@@ -138,6 +147,7 @@ impl Stream {
             stage: Stage::Begin { keep: owner.full },
             step: 0,
             pending: None,
+            asked: 0,
             made: None,
             ticket: None,
         }

@@ -17,7 +17,15 @@ pub(super) struct Calls {
     /// Buckets that wait until there are fewer of those.
     patient: BTreeSet<u16>,
     /// By bucket: successors that do not know yet that this node has stopped.
-    yields: BTreeMap<u16, (Incarnation, Epoch)>,
+    yields: BTreeMap<u16, Successor>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Successor {
+    to: Incarnation,
+    led_since: Epoch,
+    /// When it was first told.
+    told: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -251,7 +259,7 @@ impl Node {
         if !matches!(pending, Pending::Begin) {
             stream.step += 1;
         }
-        stream.pending = Some(pending);
+        (stream.pending, stream.asked) = (Some(pending), now);
         self.send(now, leading, at);
     }
 
@@ -400,13 +408,27 @@ impl Node {
         }
     }
 
+    /// Buckets in which nothing goes on for want of an answer, and whose.
+    pub(super) fn stuck(&self, now: u64) -> Vec<(u16, Incarnation)> {
+        let long = |since: u64| now >= since.saturating_add(self.config.stall_ns);
+        let yields = self.calls.yields.iter().map(|(bucket, successor)| (*bucket, successor.to, successor.told));
+        let silent = self.places.iter().zip(0u16..).filter_map(|(place, bucket)| match place {
+            Some(Place { part: Part::Lead(lead), .. }) => {
+                Some(lead.silent().map(move |(to, asked)| (bucket, to, asked)))
+            }
+            _ => None,
+        });
+        let all = yields.chain(silent.flatten());
+        all.filter(|(_, _, since)| long(*since)).map(|(bucket, to, _)| (bucket, to)).collect()
+    }
+
     /// Under a new map: says where it has stopped, and asks everything again that is under way.
     pub(super) fn ask_again(&mut self, now: u64) {
         let Some(me) = self.incarnation() else { return };
         for bucket in 0..self.map.as_ref().map_or(0, Map::bucket_count) {
             let successor = self.map.as_ref().and_then(|map| successor(map, bucket, me));
-            if let Some(successor) = successor {
-                self.calls.yields.insert(bucket, successor);
+            if let Some((to, led_since)) = successor {
+                self.calls.yields.insert(bucket, Successor { to, led_since, told: now });
                 self.send_yield(now, bucket);
             }
             self.leading(bucket, |node, leading| {
@@ -418,7 +440,7 @@ impl Node {
 
     fn send_yield(&mut self, now: u64, bucket: u16) {
         let (Some(map), Some(from)) = (&self.map, self.incarnation()) else { return };
-        let Some((to, led_since)) = self.calls.yields.get(&bucket).copied() else { return };
+        let Some(Successor { to, led_since, .. }) = self.calls.yields.get(&bucket).copied() else { return };
         let ticket = self.calls.new_ticket();
         self.calls.insert(ticket, Call { bucket, since: now, what: What::Yield });
         let request = PeerRequest { epoch: map.epoch, from, to, bucket, ask: PeerAsk::Yield { led_since } };

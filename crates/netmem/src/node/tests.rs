@@ -20,14 +20,23 @@ struct Cluster {
     answers: BTreeMap<u64, (Answer, Vec<u8>)>,
     /// Nodes that nobody hears any more.
     dead: Vec<usize>,
+    /// Nodes do not hear each other.
+    cut: bool,
 }
 
 impl Cluster {
     fn new(copies: u8, nodes: usize, pages: u64) -> Cluster {
         let config = coordinator::Config { copies, alone: true, ..coordinator::Config::default() };
         let coordinator = Coordinator::new(config, 0, 1_000_000, 77);
-        let mut cluster =
-            Cluster { now: 0, coordinator, nodes: Vec::new(), token: 0, answers: BTreeMap::new(), dead: Vec::new() };
+        let mut cluster = Cluster {
+            now: 0,
+            coordinator,
+            nodes: Vec::new(),
+            token: 0,
+            answers: BTreeMap::new(),
+            dead: Vec::new(),
+            cut: false,
+        };
         for _ in 0..nodes {
             cluster.add(pages);
             cluster.pass(10_000);
@@ -61,7 +70,7 @@ impl Cluster {
                         }
                         Output::Peer { ticket, request, body } => {
                             let to = self.nodes.iter().position(|node| node.incarnation() == Some(request.to));
-                            if let Some(to) = to.filter(|to| self.lives(*to)) {
+                            if let Some(to) = to.filter(|to| self.lives(*to) && !self.cut) {
                                 let answer = self.nodes[to].handle_peer(self.now, request, &body);
                                 self.nodes[at].handle_peer_answer(self.now, ticket, answer);
                             }
@@ -458,6 +467,26 @@ fn with_two_copies_one_lost_node_loses_nothing() {
             assert_eq!(cluster.get(name), Ok(name.as_bytes().to_vec()));
         }
     }
+}
+
+#[test]
+fn a_follower_that_cannot_be_reached_does_not_hold_up_changes_for_long() {
+    let mut cluster = Cluster::new(2, 2, 100);
+    let name = (0..).map(|at| format!("n{at}")).find(|name| cluster.leader(&name_of(name)) == 0).unwrap();
+    version(cluster.put(&name, b"first"));
+    cluster.cut = true;
+    assert_eq!(refused(&cluster.put(&name, b"second")), &Refusal::InDoubt, "nobody answered yet");
+    let token = cluster.token;
+    cluster.pass(4_000);
+    assert!(matches!(cluster.answers.remove(&token), Some((Answer::Stored { .. }, _))));
+    assert_eq!(cluster.coordinator.map().nodes.len(), 2, "both are still there");
+    version(cluster.put(&name, b"third"));
+    cluster.cut = false;
+    cluster.pass(4_000);
+    assert!(cluster.coordinator.is_quiet());
+    cluster.dead.push(0);
+    cluster.pass(10_000);
+    assert_eq!(cluster.get(&name), Ok(b"third".to_vec()));
 }
 
 #[test]
