@@ -218,9 +218,16 @@ impl Coordinator {
 
     /// Takes nodes out whose lease is over.
     pub fn handle_timeout(&mut self, now: u64) {
-        while let Some(at) = self.nodes.iter().position(|node| node.ends <= now) {
-            let lost = self.nodes.swap_remove(at).incarnation;
-            self.lose(lost);
+        // All of them before the first is taken out: what it had must not go to another that is lost as well.
+        let (lost, kept) = std::mem::take(&mut self.nodes).into_iter().partition(|node| node.ends <= now);
+        self.nodes = kept;
+        let lost: Vec<Node> = lost;
+        for node in &lost {
+            self.new_epoch();
+            self.take_out(node.incarnation);
+        }
+        if !lost.is_empty() {
+            self.arrange(false);
         }
     }
 
@@ -343,12 +350,6 @@ impl Coordinator {
         }
     }
 
-    fn lose(&mut self, lost: Incarnation) {
-        self.new_epoch();
-        self.take_out(lost);
-        self.arrange(false);
-    }
-
     /// Helps a node on that another one does not answer, though both are there.
     ///
     /// A follower begins again with nothing, and is not waited for until it has answered that. A leader that waits to
@@ -388,6 +389,11 @@ impl Coordinator {
         let Some(at) = self.map.nodes.iter().position(|member| member.incarnation == gone) else { return };
         let member = self.map.nodes.remove(at);
         let epoch = self.map.epoch;
+        let there = |member: &&Member| self.nodes.iter().any(|node| node.incarnation == member.incarnation);
+        let mut heirs: Vec<&Member> = self.map.nodes.iter().filter(there).collect();
+        if heirs.iter().any(|member| !member.leaving) {
+            heirs.retain(|member| !member.leaving);
+        }
         for (bucket, number) in self.map.buckets.iter_mut().zip(0..BUCKETS) {
             if bucket.from == Some(gone) {
                 bucket.from = None;
@@ -403,7 +409,7 @@ impl Coordinator {
             } else {
                 bucket.loss = Some(Loss { node: member.node, epoch });
                 if bucket.owners.is_empty() {
-                    let nodes = self.map.nodes.iter().map(|member| (member.node, member.incarnation));
+                    let nodes = heirs.iter().map(|member| (member.node, member.incarnation));
                     let heir = |incarnation| Owner { incarnation, since: epoch, full: true };
                     bucket.owners.extend(ranking(number, nodes, 1).into_iter().map(heir));
                 }

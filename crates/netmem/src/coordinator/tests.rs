@@ -133,6 +133,25 @@ fn a_node_that_does_not_renew_is_lost_with_what_it_had() {
 }
 
 #[test]
+fn nodes_that_are_lost_at_once_do_not_inherit_from_each_other() {
+    let mut coordinator = coordinator(1);
+    let mut nodes = Vec::new();
+    for node in 1..=4 {
+        nodes.push(join(&mut coordinator, 0, node));
+        settle(&mut coordinator, 0, &nodes);
+    }
+    let before = coordinator.map().clone();
+    renew(&mut coordinator, 2_000 * MS, nodes[0], true);
+    coordinator.handle_timeout(LEASE + 300 * MS);
+    coordinator.map().check().unwrap();
+    for (old, new) in before.buckets.iter().zip(&coordinator.map().buckets) {
+        let leader = before.member(old.owners[0].incarnation).unwrap().node;
+        assert_eq!(new.loss.map(|loss| loss.node), Some(leader).filter(|leader| *leader != NodeId(1)));
+        assert_eq!(new.owners[0].incarnation, nodes[0]);
+    }
+}
+
+#[test]
 fn with_two_copies_the_node_that_has_everything_leads_next() {
     let mut coordinator = coordinator(2);
     let mut nodes = Vec::new();
