@@ -96,7 +96,8 @@ pub enum PagingError {
     },
     /// No address space.
     #[error(
-        "cannot map {bytes} bytes: {}; look at the limit of address space (ulimit -v) and at vm.max_map_count",
+        "cannot map {bytes} bytes: {}; look at the limit of address space (ulimit -v), at vm.max_map_count and at \
+         vm.overcommit_memory",
         std::io::Error::from_raw_os_error(*errno)
     )]
     Mapping {
@@ -170,12 +171,16 @@ pub struct PagingStats {
 /// * An access to a page whose content cannot be had ends the process with a message on standard error and the exit code
 ///   [`EXIT_PAGE_LOST`]. It never returns wrong content.
 /// * The kernel cannot bring pages: a system call that is given an address in the region fails with `EFAULT`, or does less
-///   than it was asked for, if a page is away. Use `read_at` and `write_at` around such calls.
+///   than it was asked for, if it reads a page that is away or writes one that was not written since it came. Nor does it
+///   keep pages from leaving: what goes on using them after the call has returned (direct or asynchronous input and output)
+///   uses memory that the region may have given up. Use `read_at` and `write_at` around such calls.
 /// * A thread that touches the region must not block SIGBUS. A program that installs a handler for SIGBUS after the first
 ///   region was made must pass on what it does not know.
 /// * Handlers of other signals must not touch the region: they may have interrupted the one who is bringing that page.
 /// * A forked child does not have the memory: touching it is a SIGSEGV, and the methods return an error.
 /// * Nobody else may change the mapping by `madvise`, `mprotect` or the like.
+/// * A fault runs on the stack of the thread, and takes some 8 KiB of it besides what the store's `fetch_now` takes.
+/// * The memory allocator of the program must not keep its own records there: the region's threads allocate.
 ///
 /// Pages that were never written read as zeros, and the store is never asked for them.
 ///

@@ -38,6 +38,17 @@ impl Random {
     }
 }
 
+/// How much longer the threads run than in every test.
+fn soak() -> u64 {
+    if std::env::var_os("HIGHWIRE_SOAK").is_some() { 20 } else { 1 }
+}
+
+/// Other numbers in every long run, and the same in all others.
+fn soak_seed() -> u64 {
+    let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos() as u64);
+    if soak() > 1 { now << 8 & 0xffff_ff00 } else { 0 }
+}
+
 const CHILD: &str = "HIGHWIRE_PAGING_CHILD";
 
 /// In the test: none. In the process started for it: what that should do.
@@ -114,6 +125,7 @@ fn clean_pages_are_not_stored_again() {
 
 /// Threads that share pages but not words, each with its own idea of what its words are.
 fn against_oracle(region: &PagedRegion, threads: usize, steps: u64, seed: u64) {
+    let (steps, seed) = (steps * soak(), seed ^ soak_seed());
     let words = region.words().len() / threads;
     let work = |thread: usize| {
         let mut random = Random(seed ^ (thread as u64 + 1) << 32);
@@ -197,6 +209,7 @@ fn many_threads_see_what_they_wrote_through_a_spill_file() {
 /// Adding is a read and a write in one instruction: a write that gets lost between the copy of a page and its end is missed
 /// in the sum.
 fn count_up(flush: bool, slow: Option<Duration>, steps: u64) {
+    let steps = steps * soak();
     let (region, store) = region(256, BUDGET_BYTES_MIN / PAGE);
     if let Some(delay) = slow {
         store.set_slow(delay);
@@ -207,7 +220,7 @@ fn count_up(flush: bool, slow: Option<Duration>, steps: u64) {
             .map(|thread| {
                 let region = &region;
                 scope.spawn(move || {
-                    let mut random = Random(thread + 99);
+                    let mut random = Random((thread + 99) ^ soak_seed());
                     for _ in 0..steps {
                         word(region, random.below(256)).fetch_add(1, Ordering::Relaxed);
                     }
@@ -709,6 +722,24 @@ fn a_forked_child_has_nothing_and_is_told() {
 }
 
 #[test]
+fn a_process_that_locks_its_memory_has_no_more_of_it_here() {
+    const NAME: &str = "a_process_that_locks_its_memory_has_no_more_of_it_here";
+    if role().is_none() {
+        let output = run_as(NAME, "lock");
+        assert!(output.status.success(), "{}", text(&output));
+        return;
+    }
+    // SAFETY: takes numbers.
+    if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
+        eprintln!("SKIPPED: {NAME}: this process may not lock its memory");
+        return;
+    }
+    let (region, _store) = region(1024, 64);
+    against_oracle(&region, 2, 3000, 4);
+    assert!(region.stats().evicted > 1000);
+}
+
+#[test]
 fn a_system_call_cannot_bring_pages() {
     let (region, _store) = region(256, 64);
     fill(&region);
@@ -741,69 +772,106 @@ fn sizes_and_ranges_are_checked() {
     region.write_at(4998, &[1, 2]).unwrap();
     region.read_at(5000, &mut []).unwrap();
     assert_eq!((region.len(), region.bytes().len()), (5000, 8192));
+    let mut more = Vec::new();
+    let error = loop {
+        match create(PAGE, PagingOptions::new(1 << 20)) {
+            Ok(region) => more.push(region),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((error, more.len() < 64), (PagingError::TooMany, true));
+}
+
+/// What this thread has run so far: on a machine that does other things too, it says more than the clock on the wall.
+fn own_time() -> Duration {
+    // SAFETY: the structure is valid if zeroed, and filled by the call.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time);
+        time
+    };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Runs `work`, which says how many faults or bytes it was, and prints the time of one by the clock and of this thread.
+fn timed(name: &str, unit: &str, work: impl FnOnce() -> u64) {
+    let (began, began_own) = (Instant::now(), own_time());
+    let count = work() as f64;
+    let (took, own) = (began.elapsed().as_nanos() as f64, (own_time() - began_own).as_nanos() as f64);
+    match unit {
+        "ns" => println!("{name:<24} {:7.0} ns    this thread {:7.0} ns    {count} times", took / count, own / count),
+        _ => println!("{name:<24} {:7.2} GB/s  this thread {:7.2} GB/s", count / took, count / own),
+    }
 }
 
 /// `cargo nextest run -p highwire-netmem --release --run-ignored only --no-capture measure`
 #[test]
 #[ignore = "prints figures"]
 fn measure() {
+    extern "C" fn nothing(_signal: i32) {}
+    // SAFETY: a handler that does nothing.
+    unsafe { libc::signal(libc::SIGUSR1, nothing as extern "C" fn(i32) as usize) };
     let (pages, rounds) = (65536_u64, 3);
+    let bytes = pages * PAGE;
     let (region, _store) = region(pages, pages / 4);
-    let gigabytes = |bytes: u64, began: Instant| bytes as f64 / began.elapsed().as_nanos() as f64;
-    let began = Instant::now();
-    fill(&region);
-    println!("fill_gb_per_s            {:6.2}", gigabytes(pages * PAGE, began));
-    region.flush().unwrap();
-    let mut buffer = vec![0; 1 << 20];
+    let (from, mut buffer) = (vec![1_u8; 256 << 20], vec![0; 1 << 20]);
+    let faults = |work: &mut dyn FnMut()| {
+        let before = region.stats().faults;
+        work();
+        region.stats().faults - before
+    };
+    let sum = AtomicU64::new(0);
+    let read = |index: usize| region.words()[index].load(Ordering::Relaxed);
     for round in 0..rounds {
+        timed("written in order", "GB/s", || {
+            fill(&region);
+            bytes
+        });
+        region.flush().unwrap();
         let mut random = Random(round + 1);
-        let (before, began) = (region.stats(), Instant::now());
-        let mut sum = 0;
-        for _ in 0..pages {
-            sum += word(&region, random.below(pages)).load(Ordering::Relaxed);
-        }
-        let (after, took) = (region.stats(), began.elapsed());
-        let faults = after.faults - before.faults;
-        println!("random_page_ns           {:6.0}  ({faults} faults)", took.as_nanos() as f64 / faults as f64);
-        let (before, began) = (region.stats(), Instant::now());
-        for _ in 0..pages / 2 {
-            word(&region, random.below(pages)).fetch_add(1, Ordering::Relaxed);
-        }
-        let (after, took) = (region.stats(), began.elapsed());
-        let faults = after.faults - before.faults;
-        println!("random_written_page_ns   {:6.0}  ({faults} faults)", took.as_nanos() as f64 / faults as f64);
+        timed("random page, read", "ns", || {
+            faults(&mut || {
+                (0..pages)
+                    .for_each(|_| _ = sum.fetch_add(read(random.below(pages) as usize * WORDS), Ordering::Relaxed))
+            })
+        });
+        timed("random page, written", "ns", || {
+            faults(&mut || {
+                (0..pages).for_each(|_| _ = word(&region, random.below(pages)).fetch_add(1, Ordering::Relaxed))
+            })
+        });
         region.flush().unwrap();
-        let began = Instant::now();
-        for page in 0..pages {
-            let first = page as usize * WORDS;
-            sum += region.words()[first..first + WORDS].iter().map(|word| word.load(Ordering::Relaxed)).sum::<u64>();
-        }
-        println!("sequential_mapped_gb_s   {:6.2}", gigabytes(pages * PAGE, began));
-        let began = Instant::now();
-        for page in 0..pages {
-            sum += word(&region, page).load(Ordering::Relaxed);
-        }
-        println!("sequential_touched_gb_s  {:6.2}", gigabytes(pages * PAGE, began));
-        let began = Instant::now();
-        for at in (0..pages * PAGE).step_by(buffer.len()) {
-            region.read_at(at, &mut buffer).unwrap();
-        }
-        println!("read_at_1m_gb_s          {:6.2}", gigabytes(pages * PAGE, began));
-        let began = Instant::now();
-        for at in (0..pages * PAGE).step_by(buffer.len()) {
-            region.write_at(at, &buffer).unwrap();
-        }
-        println!("write_at_1m_gb_s         {:6.2}", gigabytes(pages * PAGE, began));
-        std::hint::black_box(sum);
-        fill(&region);
-        region.flush().unwrap();
+        timed("in order, every byte", "GB/s", || {
+            (0..pages as usize * WORDS).step_by(WORDS).for_each(|first| {
+                sum.fetch_add((first..first + WORDS).map(read).sum(), Ordering::Relaxed);
+            });
+            bytes
+        });
+        timed("in order, every page", "GB/s", || {
+            (0..pages as usize).for_each(|page| _ = sum.fetch_add(read(page * WORDS), Ordering::Relaxed));
+            bytes
+        });
+        timed("read_at of 1 MiB", "GB/s", || {
+            (0..bytes).step_by(buffer.len()).for_each(|at| region.read_at(at, &mut buffer).unwrap());
+            bytes
+        });
+        timed("write_at of 1 MiB", "GB/s", || {
+            (0..bytes).step_by(buffer.len()).for_each(|at| region.write_at(at, &buffer).unwrap());
+            bytes
+        });
+        // The limits: a signal without a fault and a page, and a copy without a region.
+        timed("limit: a signal", "ns", || {
+            // SAFETY: a signal to this thread, whose handler does nothing.
+            (0..20_000).for_each(|_| _ = unsafe { libc::raise(libc::SIGUSR1) });
+            20_000
+        });
+        timed("limit: a copy", "GB/s", || {
+            for piece in from.chunks(buffer.len()) {
+                buffer.copy_from_slice(piece);
+                std::hint::black_box(&buffer);
+            }
+            from.len() as u64
+        });
     }
-    let (from, mut to) = (vec![1_u8; 64 << 20], vec![0_u8; 1 << 20]);
-    let began = Instant::now();
-    for piece in from.chunks(to.len()) {
-        to.copy_from_slice(piece);
-        std::hint::black_box(&to);
-    }
-    println!("memcpy_1m_gb_s           {:6.2}", gigabytes(64 << 20, began));
     println!("{:?}", region.stats());
 }

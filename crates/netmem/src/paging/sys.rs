@@ -59,8 +59,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     pub(super) fn create(bytes: usize) -> Result<Mapping, PagingError> {
         let faults = open_faults()?;
-        let base = map(bytes, ProtFlags::READ | ProtFlags::WRITE)
-            .ok_or_else(|| PagingError::Mapping { bytes: bytes as u64, errno: Errno::last().0 })?;
+        let no_memory = || PagingError::Mapping { bytes: bytes as u64, errno: Errno::last().0 };
+        let base = map(bytes, ProtFlags::READ | ProtFlags::WRITE).ok_or_else(no_memory)?;
         let this_process =
             rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).ok();
         let drops_many = AtomicBool::new(this_process.is_some());
@@ -72,7 +72,7 @@ impl Mapping {
             // and needs none.
             let refused = unsafe { libc::madvise(base.as_ptr().cast(), bytes, advice) } != 0;
             if refused && advice == libc::MADV_DONTFORK {
-                return Err(PagingError::Mapping { bytes: bytes as u64, errno: Errno::last().0 });
+                return Err(no_memory());
             }
         }
         let mut register = UffdioRegister {
@@ -239,11 +239,23 @@ impl Drop for Mapping {
     }
 }
 
+/// Private memory that takes none until it is touched, also in a process that locks all its memory: such a process would
+/// else have every page brought in as soon as it can be accessed.
 fn map(bytes: usize, protection: ProtFlags) -> Option<NonNull<u8>> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) };
-    NonNull::new(base.ok()?.cast())
+    let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) }.ok()?;
+    // SAFETY: the range was mapped just now, and nobody knows of it yet.
+    let opened = unsafe {
+        libc::munlock(base, bytes);
+        libc::mprotect(base, bytes, protection.bits() as i32) == 0
+    };
+    if !opened {
+        // SAFETY: as above.
+        let _ = unsafe { rustix::mm::munmap(base, bytes) };
+        return None;
+    }
+    NonNull::new(base.cast())
 }
 
 fn open_faults() -> Result<OwnedFd, PagingError> {
