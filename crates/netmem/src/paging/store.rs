@@ -29,6 +29,7 @@ pub trait PageStore: Send + Sync + 'static {
     /// The same without blocking, allocating or waiting for a lock, or false: then [`fetch`](PageStore::fetch) is asked.
     ///
     /// It is called in a signal handler: of a thread that may be in the middle of anything, except of code of this store.
+    /// It must not touch a paged region.
     fn fetch_now(&self, first: u64, into: &mut [u8]) -> bool;
 
     /// Keeps pages: many runs at once, so that a store across a network has them all on their way together. May block.

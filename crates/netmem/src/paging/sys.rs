@@ -448,12 +448,16 @@ pub(super) fn yield_now() {
     unsafe { libc::sched_yield() };
 }
 
-/// Keeps every signal from this thread: the program's handlers do not belong on a thread that it did not start.
+/// Keeps the program's signals from this thread, which the program did not start. Those stay that an instruction of the
+/// thread itself causes: one of a store may touch another paged region.
 pub(super) fn block_signals() {
     // SAFETY: the set is filled before it is used, and the old mask is not asked for.
     unsafe {
         let mut all = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
+        for own in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
+            libc::sigdelset(&raw mut all, own);
+        }
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
     }
 }
