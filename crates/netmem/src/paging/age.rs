@@ -91,7 +91,7 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn new(pages: u64, limit: u64) -> Budget {
         assert!(limit >= pages);
-        let low = (pages / 8).clamp(4, 1024) as i64;
+        let low = (pages / 16).clamp(4, 1024) as i64;
         Budget { used: AtomicI64::new(0), pages: pages as i64, limit: limit as i64, low }
     }
 
@@ -144,7 +144,7 @@ impl Budget {
 
     /// How many pages the pager makes free, so that it sleeps for a while afterwards.
     pub(super) fn shortage(&self) -> u64 {
-        (2 * self.low - self.free()).max(0) as u64
+        (self.low + self.low / 2 - self.free()).max(0) as u64
     }
 }
 

@@ -90,6 +90,8 @@ impl Engine {
             let most = batch.min(turns).min(wanted - pass.freed);
             let turned = self.ages.take(&mut turned[..most as usize]);
             if turned.is_empty() {
+                // Somebody else takes them just now, or is about to enter the oldest.
+                sys::yield_now();
                 break;
             }
             turns -= turned.len() as u64;

@@ -198,24 +198,19 @@ impl Mapping {
         all
     }
 
-    /// Copies bytes out of the mapping, with faults where pages are missing.
+    /// Copies bytes out of the mapping, with faults where pages are missing. `into` is ordinary memory.
     pub(super) fn copy_out(&self, at: usize, into: &mut [u8]) {
         assert!(at.checked_add(into.len()).is_some_and(|end| end <= self.bytes));
-        // SAFETY: both ranges are valid. Another thread may write the source meanwhile, the copy is then any mixture of old
-        // and new, which is what a reader of bytes that change must expect. The slice may itself be memory of a paged region,
-        // even this one if the caller made it from a raw pointer, hence `copy` and not `copy_nonoverlapping`.
-        unsafe { std::ptr::copy(self.base.as_ptr().add(at), into.as_mut_ptr(), into.len()) };
-        // What was copied is what the caller sees, whatever happens to the page from now on.
-        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        // SAFETY: both ranges are valid, and apart: no reference to plain bytes of a mapping is made in this crate, and
+        // callers see to it that `into` is not one that its owner made.
+        unsafe { copy_shared(self.base.as_ptr().add(at), into.as_mut_ptr(), into.len()) };
     }
 
-    /// Copies bytes into the mapping, with faults where pages are missing or protected.
+    /// Copies bytes into the mapping, with faults where pages are missing or protected. `from` is ordinary memory.
     pub(super) fn copy_in(&self, at: usize, from: &[u8]) {
         assert!(at.checked_add(from.len()).is_some_and(|end| end <= self.bytes));
-        std::sync::atomic::compiler_fence(Ordering::SeqCst);
         // SAFETY: as in `copy_out`.
-        unsafe { std::ptr::copy(from.as_ptr(), self.base.as_ptr().add(at), from.len()) };
-        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        unsafe { copy_shared(from.as_ptr(), self.base.as_ptr().add(at), from.len()) };
     }
 
     /// The whole range as bytes that any thread may read and write.
@@ -236,6 +231,36 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `create` with this length; nothing borrows it any more.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Copies bytes one of whose sides other threads may read and write meanwhile, as if by relaxed atomic operations on each
+/// byte: the copy may be any mixture of old and new.
+///
+/// # Safety
+///
+/// Both ranges are valid for `bytes`, and do not overlap.
+unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's; an instruction that the compiler cannot look into, so that it makes no assumption about who else
+    // uses the bytes. The direction flag is clear by the rules of the platform.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for at in 0..bytes {
+        use std::sync::atomic::AtomicU8;
+        // SAFETY: the caller's; one of them is the other threads' too, hence atomic.
+        unsafe {
+            let byte = (*from.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed);
+            AtomicU8::from_ptr(to.add(at)).store(byte, Ordering::Relaxed);
+        }
     }
 }
 
