@@ -544,3 +544,61 @@ const _: () = assert!(size_of::<UffdioApi>() == 24);
 const _: () = assert!(size_of::<UffdioRegister>() == 32);
 const _: () = assert!(size_of::<UffdioCopy>() == 40);
 const _: () = assert!(size_of::<UffdioWriteProtect>() == 24);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropped_pages_are_gone_one_by_one_and_all_at_once() {
+        for drops_many in [true, false] {
+            let mapping = Mapping::create(64 * PAGE_BYTES).unwrap();
+            mapping.drops_many.store(drops_many, Ordering::Relaxed);
+            let runs: Vec<Run> = (0..16).map(|index| Run { first: index * 4, pages: 2 }).collect();
+            for round in 1..4_u8 {
+                for run in &runs {
+                    // A page that is still there is not placed again.
+                    assert_eq!(mapping.place(run.first, &[round; 2 * PAGE_BYTES], true), (2, Ok(())));
+                    assert_eq!(mapping.place(run.first, &[0; PAGE_BYTES], true), (0, Err(Errno(libc::EEXIST))));
+                }
+                let mut found = [0; PAGE_BYTES];
+                mapping.copy_out(61 * PAGE_BYTES, &mut found);
+                assert_eq!(found, [round; PAGE_BYTES]);
+                mapping.drop_runs(&runs);
+            }
+        }
+    }
+
+    #[test]
+    fn pages_are_placed_up_to_the_first_that_is_there() {
+        let mapping = Mapping::create(8 * PAGE_BYTES).unwrap();
+        assert_eq!(mapping.place(5, &[1; PAGE_BYTES], false), (1, Ok(())));
+        assert_eq!(mapping.place(2, &[2; 5 * PAGE_BYTES], false), (3, Err(Errno(libc::EEXIST))));
+        let mut found = [0; 4 * PAGE_BYTES];
+        mapping.copy_out(2 * PAGE_BYTES, &mut found);
+        assert_eq!((found[3 * PAGE_BYTES - 1], found[3 * PAGE_BYTES]), (2, 1));
+        mapping.copy_in(5 * PAGE_BYTES + 1, &[3; 7]);
+        mapping.copy_out(5 * PAGE_BYTES, &mut found[..9]);
+        assert_eq!(found[..9], [1, 3, 3, 3, 3, 3, 3, 3, 1]);
+    }
+
+    #[test]
+    fn a_staging_buffer_belongs_to_one_thread_at_a_time() {
+        let staging = Staging::create(PAGE_BYTES).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let staging = &staging;
+                scope.spawn(move || {
+                    for _ in 0..5000 {
+                        let mut buffers = [staging.take(64), staging.take(PAGE_BYTES)];
+                        for buffer in &mut buffers {
+                            buffer.fill(thread);
+                        }
+                        assert!(buffers.iter().all(|buffer| buffer.iter().all(|&byte| byte == thread)));
+                    }
+                });
+            }
+        });
+        assert_eq!(staging.taken.load(Ordering::Relaxed), 0);
+    }
+}
