@@ -33,8 +33,8 @@ mod types;
 
 pub use memory::{Keep, Memory, MemoryError, MemoryOptions, NodeStat};
 pub use paging::{
-    BUDGET_BYTES_MIN, EXIT_PAGE_LOST, MemoryStore, PAGE_BYTES, PageError, PageRun, PageStore, PagedRegion, PagingError,
-    PagingOptions, PagingStats, StoreError,
+    BUDGET_BYTES_MIN, EXIT_PAGE_LOST, Held, Hold, MemoryStore, PAGE_BYTES, PageError, PageRun, PageStore, PagedRegion,
+    PagingError, PagingOptions, PagingStats, StoreError,
 };
 pub use server::{LeaveReport, NodeOptions, NodeServer, OBJECT_BYTES_MAX, StartError};
 pub use types::{BadName, Epoch, Incarnation, Loss, NAME_BYTES_MAX, Name, NodeId, PageHandle, Version};

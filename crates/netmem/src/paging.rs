@@ -173,7 +173,8 @@ pub struct PagingStats {
 /// * The kernel cannot bring pages: a system call that is given an address in the region fails with `EFAULT`, or does less
 ///   than it was asked for, if it reads a page that is away or writes one that was not written since it came. Nor does it
 ///   keep pages from leaving: what goes on using them after the call has returned (direct or asynchronous input and output)
-///   uses memory that the region may have given up. Use `read_at` and `write_at` around such calls.
+///   uses memory that the region may have given up. Use [`hold`](PagedRegion::hold) for such calls, or `read_at` and
+///   `write_at` around them.
 /// * A thread that touches the region must not block SIGBUS. A program that installs a handler for SIGBUS after the first
 ///   region was made must pass on what it does not know.
 /// * Handlers of other signals must not touch the region: they may have interrupted the one who is bringing that page.
@@ -336,6 +337,26 @@ impl PagedRegion {
         Ok(())
     }
 
+    /// Brings a range of the memory and keeps it here, so that using it neither faults nor ends the process, and the kernel can
+    /// use it too: for system calls, and wherever an error is better than an end. At most half of the budget; all that is
+    /// held at once should be less.
+    pub fn hold(&self, offset: u64, bytes: usize, how: Hold) -> Result<Held<'_>, PageError> {
+        self.check(offset, bytes)?;
+        let (first, end) = (offset / PAGE_BYTES as u64, (offset + bytes as u64).div_ceil(PAGE_BYTES as u64));
+        let mut held = Held { region: self, offset, bytes, first, end: first };
+        let (resident, most) = (self.engine.budget.used(), self.engine.budget.pages() / 2);
+        if bytes > 0 && end - first > most {
+            let (resident_bytes, limit_bytes) = (resident * PAGE_BYTES as u64, most * PAGE_BYTES as u64);
+            return Err(PageError::NoRoom { resident_bytes, limit_bytes });
+        }
+        let access = if how == Hold::Read { Access::Read } else { Access::Write };
+        while bytes > 0 && held.end < end {
+            std::mem::forget(self.pin(held.end, access)?);
+            held.end += 1;
+        }
+        Ok(held)
+    }
+
     /// Copies what is only here to the store (or, as far as that is full, to the spill file). Everything written before the
     /// call is kept when it returns.
     pub fn flush(&self) -> Result<(), PageError> {
@@ -482,6 +503,44 @@ impl Drop for PagedRegion {
 impl std::fmt::Debug for PagedRegion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "PagedRegion({} bytes, {:?})", self.bytes, self.stats())
+    }
+}
+
+/// What a range is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// To be read. A write, by the thread or by the kernel, may still fault.
+    Read,
+    /// To be read and written. All of it counts as written, whether it is or not.
+    Write,
+}
+
+/// A range of a region that stays here as long as this value lives.
+#[derive(Debug)]
+pub struct Held<'a> {
+    region: &'a PagedRegion,
+    offset: u64,
+    bytes: usize,
+    /// The pages that are pinned.
+    first: u64,
+    end: u64,
+}
+
+impl Held<'_> {
+    /// The memory.
+    pub fn bytes(&self) -> &[AtomicU8] {
+        &self.region.bytes()[self.offset as usize..][..self.bytes]
+    }
+
+    /// Its address, for system calls.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.region.as_ptr().wrapping_add(self.offset as usize)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        (self.first..self.end).for_each(|page| self.region.engine.table.unpin(page));
     }
 }
 

@@ -34,7 +34,7 @@ impl PagerBell {
         self.passes.load(Ordering::Acquire)
     }
 
-    /// True if the last pass found no place for anything.
+    /// True if the last pass found no place for anything, or nothing that could go.
     pub(super) fn is_stuck(&self) -> bool {
         self.stuck.load(Ordering::Acquire)
     }
@@ -56,6 +56,8 @@ struct Pass {
     freed: u64,
     /// Pages that had to stay, for nobody took them.
     refused: u64,
+    /// All had their turns, and none could go: they are pinned, all of them.
+    all_pinned: bool,
 }
 
 impl Engine {
@@ -71,7 +73,7 @@ impl Engine {
             loop {
                 let wanted = self.budget.shortage();
                 let pass = if wanted > 0 { self.pass(wanted, &mut buffer) } else { Pass::default() };
-                self.bell.passed(pass.freed == 0 && pass.refused > 0);
+                self.bell.passed(pass.freed == 0 && (pass.refused > 0 || pass.all_pinned));
                 if pass.freed == 0 || self.bell.closed.load(Ordering::SeqCst) {
                     break;
                 }
@@ -110,6 +112,7 @@ impl Engine {
                 batch = BATCH as u64;
             }
         }
+        pass.all_pinned = turns == 0 && pass.freed == 0 && pass.refused == 0;
         // What is clean can go however full the store is.
         let mut turns = if pass.refused > 0 { 2 * self.budget.used() } else { 0 };
         while pass.freed < wanted && turns > 0 {
@@ -142,7 +145,7 @@ impl Engine {
     /// Pages that are Leaving and whose content is only here: keeps it elsewhere and unmaps them, or lets them stay.
     fn push_out(&self, pages: &mut [u64], buffer: &mut Vec<u8>, pass: &mut Pass) {
         pages.sort_unstable();
-        let (homes, _) = self.keep_elsewhere(pages, buffer);
+        let (homes, _) = self.keep_elsewhere(pages, true, buffer);
         let (mut gone, mut spilled_before) = (Vec::new(), Vec::new());
         for (&page, home) in pages.iter().zip(homes) {
             match home {
@@ -177,14 +180,19 @@ impl Engine {
 
     /// Copies the content of pages that are Leaving, in order, to the store or else to the spill file. Says where each went,
     /// and why the first that went nowhere did not.
-    fn keep_elsewhere(&self, pages: &[u64], buffer: &mut Vec<u8>) -> (Vec<Option<Home>>, Option<PageError>) {
+    fn keep_elsewhere(
+        &self,
+        pages: &[u64],
+        protected: bool,
+        buffer: &mut Vec<u8>,
+    ) -> (Vec<Option<Home>>, Option<PageError>) {
         let mut homes = vec![None; pages.len()];
         if pages.is_empty() {
             return (homes, None);
         }
         buffer.resize(buffer.len().max(pages.len() * PAGE_BYTES), 0);
         let runs = runs_of(pages);
-        for run in &runs {
+        for run in runs.iter().filter(|_| protected) {
             // From here on a write to these pages waits, so that the copy is what the page ends with.
             if let Err(sys::Errno(errno)) = self.mapping.protect(*run, true) {
                 return (homes, Some(PageError::Kernel { page: run.first, errno }));
@@ -270,47 +278,71 @@ impl Engine {
 
     /// Copies every page whose content is only here to the store, or else to the spill file. They stay here.
     pub(super) fn flush(&self) -> Result<(), PageError> {
-        let (mut buffer, mut pages, mut outcome) = (Vec::new(), Vec::with_capacity(BATCH), Ok(()));
+        let mut flush =
+            Flush { engine: self, pages: Vec::new(), pinned: Vec::new(), buffer: Vec::new(), outcome: Ok(()) };
         for page in 0..self.table.pages() {
             loop {
                 let word = self.table.load(page);
                 match word.phase() {
-                    Phase::Dirty if self.table.claim_cleaning(page) => break pages.push(page),
+                    Phase::Dirty => match self.table.claim_cleaning(page) {
+                        Some(false) => break flush.pages.push(page),
+                        Some(true) => break flush.pinned.push(page),
+                        None => {}
+                    },
                     // On its way to a home, or just being written: then it is dirty next time.
                     Phase::Leaving | Phase::Opening => {
                         // Nobody may wait for pages that we hold while we wait for others.
-                        self.clean(&mut pages, &mut buffer, &mut outcome);
+                        flush.copy();
                         self.table.wait(page, word);
                     }
-                    Phase::Dirty => {}
                     Phase::Away | Phase::Arriving | Phase::Clean => break,
                 }
             }
-            if pages.len() == BATCH {
-                self.clean(&mut pages, &mut buffer, &mut outcome);
+            if flush.pages.len() + flush.pinned.len() == BATCH {
+                flush.copy();
             }
         }
-        self.clean(&mut pages, &mut buffer, &mut outcome);
-        outcome
+        flush.copy();
+        flush.outcome
     }
+}
 
-    fn clean(&self, pages: &mut Vec<u64>, buffer: &mut Vec<u8>, outcome: &mut Result<(), PageError>) {
-        let (homes, reason) = self.keep_elsewhere(pages, buffer);
+/// Pages that a flush has claimed and not copied yet.
+struct Flush<'a> {
+    engine: &'a Engine,
+    pages: Vec<u64>,
+    /// They are copied as they are at some moment, without being protected, and stay dirty.
+    pinned: Vec<u64>,
+    buffer: Vec<u8>,
+    outcome: Result<(), PageError>,
+}
+
+impl Flush<'_> {
+    fn copy(&mut self) {
+        let engine = self.engine;
+        let (homes, reason) = engine.keep_elsewhere(&self.pages, true, &mut self.buffer);
         let mut spilled_before = Vec::new();
-        for (&page, home) in pages.iter().zip(homes) {
+        for (page, home) in self.pages.drain(..).zip(homes) {
             match home {
                 Some(home) => {
-                    if self.table.load(page).home() == Home::Spill && home == Home::Store {
+                    if engine.table.load(page).home() == Home::Spill && home == Home::Store {
                         spilled_before.push(page);
                     }
-                    self.table.stayed(page, Some(home));
+                    engine.table.stayed(page, Some(home));
                 }
-                None => self.let_stay(page),
+                None => engine.let_stay(page),
             }
         }
-        self.release_spilled(&spilled_before);
-        pages.clear();
-        *outcome = match (*outcome, reason) {
+        engine.release_spilled(&spilled_before);
+        self.failed(reason);
+        let (_, reason) = engine.keep_elsewhere(&self.pinned, false, &mut self.buffer);
+        self.pinned.drain(..).for_each(|page| engine.table.stayed(page, None));
+        self.failed(reason);
+    }
+
+    /// The first reason is the one to be told; pages without a place are counted.
+    fn failed(&mut self, reason: Option<PageError>) {
+        self.outcome = match (self.outcome, reason) {
             (Err(PageError::Full { pages }), Some(PageError::Full { pages: more })) => {
                 Err(PageError::Full { pages: pages + more })
             }

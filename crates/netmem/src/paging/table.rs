@@ -254,10 +254,11 @@ impl Table {
         self.update(page, claim).is_ok_and(|before| before.0 & CHANCE == 0)
     }
 
-    /// Dirty becomes Leaving, to be copied to its home and to stay.
-    pub(super) fn claim_cleaning(&self, page: u64) -> bool {
+    /// Dirty becomes Leaving, to be copied to its home and to stay. Says whether somebody has it pinned, who must be able to
+    /// go on writing it.
+    pub(super) fn claim_cleaning(&self, page: u64) -> Option<bool> {
         let claim = |word: Word| (word.phase() == Phase::Dirty).then(|| word.with_phase(Phase::Leaving));
-        self.update(page, claim).is_ok()
+        self.update(page, claim).ok().map(|before| before.pins() > 0)
     }
 
     /// The page is unmapped, and its content at `home`.

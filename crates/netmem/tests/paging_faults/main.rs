@@ -3,6 +3,7 @@
 //! A test that must die, or that changes its process, runs this binary again for that test alone.
 
 mod failures;
+mod held;
 mod measure;
 mod processes;
 mod threads;

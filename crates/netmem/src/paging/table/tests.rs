@@ -170,9 +170,10 @@ impl World {
             Step::Flush { mut taken } => {
                 for page in 0..PAGES {
                     let generation = self.table.load(page).generation();
-                    if self.table.claim_cleaning(page) {
+                    if let Some(pinned) = self.table.claim_cleaning(page) {
                         let model = &mut self.model[page as usize];
-                        let home = (taken > 0).then_some(Home::Store);
+                        assert_eq!(pinned, model.pins > 0);
+                        let home = (taken > 0 && !pinned).then_some(Home::Store);
                         if home.is_some() {
                             taken -= 1;
                             model.at_home = model.here.unwrap();
