@@ -433,7 +433,7 @@ impl PagedRegion {
     /// Puts whole pages in place that are away, without asking for what they were.
     fn place(&self, page: u64, from: &[u8]) -> Result<usize, PageError> {
         let most = (from.len() / PAGE_BYTES).min(WINDOW_PAGES_MAX as usize);
-        let Some(mut claim) = self.engine.claim(page, most as u32)? else {
+        let Some(mut claim) = self.engine.claim(page, most as u32, Bringer::Caller)? else {
             return Ok(0);
         };
         let bytes = claim.run().bytes();

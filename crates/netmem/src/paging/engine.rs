@@ -13,6 +13,7 @@ use super::table::{Failure, Home, Phase, Table};
 use highwire_mem::Process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A region without its threads: what they, the signal handlers and the callers share.
 pub(super) struct Engine {
@@ -106,7 +107,7 @@ impl Engine {
     /// Brings a page that was away a moment ago, and those after it if it is part of a stream. False: look again.
     fn bring_from_home(&self, page: u64, write: bool, bringer: Bringer) -> Result<bool, PageError> {
         let advice = self.arrivals.fault(page, write);
-        let Some(mut claim) = self.claim(page, advice.pages)? else {
+        let Some(mut claim) = self.claim(page, advice.pages, bringer)? else {
             return Ok(false);
         };
         count(&self.counters.prefetch_hits, u64::from(advice.used));
@@ -235,8 +236,8 @@ impl Engine {
 
     /// Room for up to `want` pages and claims for as many of them as are away and have the same home as the first.
     /// None: the first is not away any more.
-    pub(super) fn claim(&self, first: u64, want: u32) -> Result<Option<Claim<'_>>, PageError> {
-        let room = self.make_room(want)?;
+    pub(super) fn claim(&self, first: u64, want: u32, bringer: Bringer) -> Result<Option<Claim<'_>>, PageError> {
+        let room = self.make_room(want, bringer)?;
         Ok(self.claim_reserved(first, room))
     }
 
@@ -263,8 +264,8 @@ impl Engine {
     }
 
     /// Reserves between one and `want` pages. Ordinarily the pager has made room before, and this is one atomic operation.
-    fn make_room(&self, want: u32) -> Result<u32, PageError> {
-        let mut passes = None;
+    fn make_room(&self, want: u32, bringer: Bringer) -> Result<u32, PageError> {
+        let (mut begun, mut stuck) = (None, 0);
         loop {
             if let Some(granted) = self.budget.reserve(want) {
                 self.call_pager_if_low();
@@ -276,20 +277,27 @@ impl Engine {
             }
             // One pass of the pager may be under way already and have missed what happened since; the one after it has not.
             let seen = self.bell.passes();
-            let begun = *passes.get_or_insert(seen);
-            if seen.wrapping_sub(begun) >= 2 && self.bell.is_stuck() {
+            let passes = seen.wrapping_sub(*begun.get_or_insert(seen));
+            if passes >= 2 && self.bell.is_stuck() {
                 if self.budget.overdraw() {
                     return Ok(1);
                 }
-                let page_bytes = PAGE_BYTES as u64;
-                return Err(PageError::NoRoom {
-                    resident_bytes: self.budget.used() * page_bytes,
-                    limit_bytes: self.budget.limit() * page_bytes,
-                });
+                // A caller can do something about it. A handler can only end the process, and hopes for a while.
+                stuck += 1;
+                if bringer == Bringer::Caller || stuck == HANDLER_HOPES {
+                    return Err(PageError::NoRoom {
+                        resident_bytes: self.budget.used() * PAGE_BYTES as u64,
+                        limit_bytes: self.budget.limit() * PAGE_BYTES as u64,
+                    });
+                }
+                self.bell.wait_for_pass(seen, Duration::from_millis(100));
+            } else if passes >= 2 {
+                // What could go is in somebody's hands, a flush's for instance: asking at once again would not help.
+                self.bell.wait_for_pass(seen, Duration::from_micros(200));
             }
             self.bell.call();
             if !self.budget.has_free() {
-                self.bell.wait_for_pass(seen);
+                self.bell.wait_for_pass(seen, Duration::from_millis(100));
             }
         }
     }
@@ -396,3 +404,6 @@ impl Failure {
 
 /// Pages that a fault pushes out by itself when the pager is late.
 const HANDLER_EVICTS: usize = 32;
+
+/// How often a fault tries again that finds no place left, a tenth of a second after the other.
+const HANDLER_HOPES: u32 = 20;

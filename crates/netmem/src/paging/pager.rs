@@ -3,7 +3,7 @@
 use super::engine::{Engine, count};
 use super::store::{PAGE_BYTES, PageError, PageRun};
 use super::sys::{self, Run};
-use super::table::{Home, Leave, Phase};
+use super::table::{Home, Leave, Mercy, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -39,8 +39,8 @@ impl PagerBell {
         self.stuck.load(Ordering::Acquire)
     }
 
-    pub(super) fn wait_for_pass(&self, seen: u32) {
-        sys::wait(&self.passes, seen, Some(Duration::from_millis(100)));
+    pub(super) fn wait_for_pass(&self, seen: u32, at_most: Duration) {
+        sys::wait(&self.passes, seen, Some(at_most));
     }
 
     fn passed(&self, stuck: bool) {
@@ -58,6 +58,24 @@ struct Pass {
     refused: u64,
     /// All had their turns, and none could go: they are pinned, all of them.
     all_pinned: bool,
+}
+
+/// Two turns for every page.
+struct Rounds {
+    all: u64,
+    left: u64,
+}
+
+impl Rounds {
+    fn new(pages: u64) -> Rounds {
+        Rounds { all: 2 * pages, left: 2 * pages }
+    }
+
+    fn take(&mut self, turns: usize) -> Mercy {
+        let mercy = if self.left > self.all / 2 { Mercy::SecondChance } else { Mercy::None };
+        self.left = self.left.saturating_sub(turns as u64);
+        mercy
+    }
 }
 
 impl Engine {
@@ -81,28 +99,33 @@ impl Engine {
         }
     }
 
-    /// Pushes out the oldest pages until `wanted` are gone, a batch was written, or everything had its turn twice (the first
-    /// turn may be no more than the loss of a second chance).
+    /// Pushes out the oldest pages until `wanted` are gone, one found no place, or everything had its turn twice: once with
+    /// a second chance, and once without.
     fn pass(&self, wanted: u64, buffer: &mut Vec<u8>) -> Pass {
-        let (mut pass, mut turns) = (Pass::default(), 2 * self.budget.used() + 1);
-        let mut turned = [0; BATCH];
+        let mut pass = Pass::default();
+        let mut rounds = Rounds::new(self.budget.used());
+        let (mut turned, mut pinned) = ([0; BATCH], 0);
         // A store that was full is asked with one page whether it still is.
         let mut batch = if self.bell.is_stuck() { 1 } else { BATCH as u64 };
-        while pass.freed < wanted && pass.refused == 0 && turns > 0 {
-            let most = batch.min(turns).min(wanted - pass.freed);
+        while pass.freed < wanted && pass.refused == 0 && rounds.left > 0 {
+            let most = batch.min(rounds.left).min(wanted - pass.freed);
             let turned = self.ages.take(&mut turned[..most as usize]);
             if turned.is_empty() {
                 // Somebody else takes them just now, or is about to enter the oldest.
                 sys::yield_now();
                 break;
             }
-            turns -= turned.len() as u64;
+            let mercy = rounds.take(turned.len());
             let (mut clean, mut dirty, mut later) = (Vec::new(), Vec::new(), Vec::new());
             for &page in turned {
-                match self.table.claim_leaving(page) {
+                match self.table.claim_leaving(page, mercy) {
                     Leave::Clean => clean.push(page),
                     Leave::Dirty => dirty.push(page),
                     Leave::Later => later.push(page),
+                    Leave::Pinned => {
+                        pinned += 1;
+                        later.push(page);
+                    }
                 }
             }
             self.ages.enter(later.into_iter());
@@ -112,12 +135,12 @@ impl Engine {
                 batch = BATCH as u64;
             }
         }
-        pass.all_pinned = turns == 0 && pass.freed == 0 && pass.refused == 0;
+        pass.all_pinned = rounds.left == 0 && pinned == rounds.all;
         // What is clean can go however full the store is.
-        let mut turns = if pass.refused > 0 { 2 * self.budget.used() } else { 0 };
-        while pass.freed < wanted && turns > 0 {
-            pass.freed += self.evict_clean::<BATCH>(self.ages.take(&mut turned)) as u64;
-            turns = turns.saturating_sub(BATCH as u64);
+        let mut rounds = Rounds::new(if pass.refused > 0 { self.budget.used() } else { 0 });
+        while pass.freed < wanted && rounds.left > 0 {
+            let mercy = rounds.take(BATCH);
+            pass.freed += self.evict_clean::<BATCH>(self.ages.take(&mut turned), mercy) as u64;
         }
         pass
     }
@@ -245,14 +268,14 @@ impl Engine {
     pub(super) fn evict_oldest_clean<const MOST: usize>(&self) -> usize {
         let mut turned = [0; MOST];
         let is_clean = |page| self.table.load(page).phase() == Phase::Clean;
-        self.evict_clean::<MOST>(self.ages.take_while(&mut turned, is_clean))
+        self.evict_clean::<MOST>(self.ages.take_while(&mut turned, is_clean), Mercy::SecondChance)
     }
 
     /// Of pages whose turn it is, pushes out those that need no copying.
-    fn evict_clean<const MOST: usize>(&self, turned: &[u64]) -> usize {
+    fn evict_clean<const MOST: usize>(&self, turned: &[u64], mercy: Mercy) -> usize {
         let (mut leaving, mut count) = ([0; MOST], 0);
         for &page in turned {
-            if self.table.claim_leaving_clean(page) {
+            if self.table.claim_leaving_clean(page, mercy) {
                 leaving[count] = page;
                 count += 1;
             } else {

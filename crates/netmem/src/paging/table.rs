@@ -147,8 +147,17 @@ pub(super) enum Leave {
     Clean,
     /// It is Leaving now, and its content is only here.
     Dirty,
-    /// Used since its turn came last, or in somebody's hands: its turn comes again.
+    /// Used since its turn came last, or on its way: its turn comes again.
     Later,
+    /// It may not leave for now.
+    Pinned,
+}
+
+/// Whether a page that was used since its turn came last may stay once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mercy {
+    SecondChance,
+    None,
 }
 
 /// The words of all pages of a region.
@@ -225,33 +234,33 @@ impl Table {
     }
 
     /// The page's turn to leave has come.
-    pub(super) fn claim_leaving(&self, page: u64) -> Leave {
+    pub(super) fn claim_leaving(&self, page: u64, mercy: Mercy) -> Leave {
+        self.claim_leaving_if(page, mercy, |_| true)
+    }
+
+    /// As `claim_leaving`, for pages only whose home has their content.
+    pub(super) fn claim_leaving_clean(&self, page: u64, mercy: Mercy) -> bool {
+        self.claim_leaving_if(page, mercy, |word| word.phase() == Phase::Clean) == Leave::Clean
+    }
+
+    fn claim_leaving_if(&self, page: u64, mercy: Mercy, wanted: impl Fn(Word) -> bool) -> Leave {
+        let spared = |word: Word| mercy == Mercy::SecondChance && word.0 & CHANCE != 0;
         let claim = |word: Word| {
-            if !word.is_resident() || word.pins() > 0 {
+            if !word.is_resident() || word.pins() > 0 || !wanted(word) {
                 None
-            } else if word.0 & CHANCE != 0 {
+            } else if spared(word) {
                 Some(word.without(CHANCE))
             } else {
                 Some(word.with_phase(Phase::Leaving))
             }
         };
         match self.update(page, claim) {
-            Ok(before) if before.0 & CHANCE != 0 => Leave::Later,
+            Ok(before) if spared(before) => Leave::Later,
             Ok(before) if before.phase() == Phase::Clean => Leave::Clean,
             Ok(_) => Leave::Dirty,
+            Err(word) if word.is_resident() && word.pins() > 0 => Leave::Pinned,
             Err(_) => Leave::Later,
         }
-    }
-
-    /// As `claim_leaving`, for pages whose home has their content only.
-    pub(super) fn claim_leaving_clean(&self, page: u64) -> bool {
-        let claim = |word: Word| match word.phase() {
-            Phase::Clean if word.pins() > 0 => None,
-            Phase::Clean if word.0 & CHANCE != 0 => Some(word.without(CHANCE)),
-            Phase::Clean => Some(word.with_phase(Phase::Leaving)),
-            _ => None,
-        };
-        self.update(page, claim).is_ok_and(|before| before.0 & CHANCE == 0)
     }
 
     /// Dirty becomes Leaving, to be copied to its home and to stay. Says whether somebody has it pinned, who must be able to

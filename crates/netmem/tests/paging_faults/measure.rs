@@ -57,6 +57,13 @@ fn measure() {
                     .for_each(|_| _ = sum.fetch_add(read(random.below(pages) as usize * WORDS), Ordering::Relaxed))
             })
         });
+        timed("random page, read_at", "ns", || {
+            let (mut number, before) = ([0; 8], region.stats().fetched);
+            for _ in 0..pages {
+                region.read_at(random.below(pages) * PAGE, &mut number).unwrap();
+            }
+            region.stats().fetched - before
+        });
         timed("random page, written", "ns", || {
             faults(&mut || {
                 (0..pages).for_each(|_| _ = word(&region, random.below(pages)).fetch_add(1, Ordering::Relaxed))

@@ -332,3 +332,48 @@ fn bytes_are_copied_between_regions_and_within_one() {
         assert_eq!(word(&one, page + 256).load(Ordering::Relaxed), page + 2);
     }
 }
+
+/// A flush has all pages in its hands while the store takes its time: no reason to say that there is no room.
+#[test]
+fn a_slow_flush_of_everything_is_not_taken_for_a_full_store() {
+    let options = PagingOptions { limit_bytes: BUDGET_BYTES_MIN, ..PagingOptions::new(BUDGET_BYTES_MIN) };
+    let (region, store) = region_with(256, options);
+    fill(&region);
+    store.set_slow(Duration::from_millis(20));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                region.flush().unwrap();
+            }
+        });
+        let mut random = Random(17);
+        for _ in 0..60 {
+            let page = random.below(256);
+            region.write_at(page * PAGE, &(page + 1).to_ne_bytes()).unwrap();
+            assert_eq!(word(&region, page).load(Ordering::Relaxed), page + 1);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Pages that are used all the time have second chances without end; somebody must go nevertheless.
+#[test]
+fn pages_in_constant_use_make_room_too() {
+    let options = PagingOptions { limit_bytes: BUDGET_BYTES_MIN, ..PagingOptions::new(BUDGET_BYTES_MIN) };
+    let (region, _store) = region_with(256, options);
+    fill(&region);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let region = &region;
+            scope.spawn(move || {
+                let (mut random, mut number) = (Random(thread + 1), [0; 8]);
+                for _ in 0..20_000 {
+                    let page = random.below(72);
+                    region.read_at(page * PAGE, &mut number).unwrap();
+                    assert_eq!(u64::from_ne_bytes(number), page + 1);
+                }
+            });
+        }
+    });
+}

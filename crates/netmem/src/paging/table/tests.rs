@@ -148,19 +148,28 @@ impl World {
                 }
             }
             Step::Evict { turns, mut taken } => {
+                let mercy = if turns % 2 == 0 { Mercy::None } else { Mercy::SecondChance };
                 let mut turned = vec![0; turns];
                 for &page in self.ages.take(&mut turned) {
-                    match self.table.claim_leaving(page) {
+                    let resident = self.table.load(page).is_resident();
+                    match self.table.claim_leaving(page, mercy) {
                         Leave::Clean => self.leave(page, false, &mut taken),
                         Leave::Dirty => self.leave(page, true, &mut taken),
-                        Leave::Later => self.ages.enter(std::iter::once(page)),
+                        Leave::Later => {
+                            assert!(mercy == Mercy::SecondChance || !resident);
+                            self.ages.enter(std::iter::once(page));
+                        }
+                        Leave::Pinned => {
+                            assert!(self.model[page as usize].pins > 0);
+                            self.ages.enter(std::iter::once(page));
+                        }
                     }
                 }
             }
             Step::EvictClean { turns } => {
                 let mut turned = vec![0; turns];
                 for &page in self.ages.take(&mut turned) {
-                    if self.table.claim_leaving_clean(page) {
+                    if self.table.claim_leaving_clean(page, Mercy::SecondChance) {
                         self.leave(page, false, &mut 0);
                     } else {
                         self.ages.enter(std::iter::once(page));
@@ -242,12 +251,12 @@ fn a_page_that_comes_back_at_once_gets_a_second_chance_and_others_do_not() {
     let stay = |left, back| {
         assert!(table.claim_arrival(0).is_some());
         table.arrived(0, false, left);
-        while table.claim_leaving(0) == Leave::Later {}
+        while table.claim_leaving(0, Mercy::SecondChance) == Leave::Later {}
         table.left(0, Home::Store, left);
         assert!(table.claim_arrival(0).is_some());
         table.arrived(0, false, back);
-        let later = table.claim_leaving(0);
-        while later == Leave::Later && table.claim_leaving(0) == Leave::Later {}
+        let later = table.claim_leaving(0, Mercy::SecondChance);
+        while later == Leave::Later && table.claim_leaving(0, Mercy::SecondChance) == Leave::Later {}
         table.left(0, Home::Store, 100);
         later
     };
@@ -276,7 +285,9 @@ fn one_thread_at_a_time_has_a_page_and_the_others_wait() {
                             inside[page as usize].fetch_sub(1, Ordering::Relaxed);
                             table.arrived(page, round % 2 == 0, 0);
                         }
-                        Phase::Clean | Phase::Dirty if table.claim_leaving(page) != Leave::Later => {
+                        Phase::Clean | Phase::Dirty
+                            if table.claim_leaving(page, Mercy::SecondChance) != Leave::Later =>
+                        {
                             assert_eq!(inside[page as usize].fetch_add(1, Ordering::Relaxed), 0);
                             inside[page as usize].fetch_sub(1, Ordering::Relaxed);
                             table.left(page, Home::Store, 200);
