@@ -288,7 +288,8 @@ impl PagedRegion {
         self.engine.mapping.atomic_words()
     }
 
-    /// Copies bytes out. Large pieces that are away are copied straight from the store, and stay away.
+    /// Copies bytes out. Large pieces that are away are copied straight from the store, and stay away; so are small ones the
+    /// first time, if the store has them at hand.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), PageError> {
         self.check(offset, into.len())?;
         if fault::is_paged(into) {
@@ -305,9 +306,11 @@ impl PagedRegion {
                 }
             }
             let (now, later) = into.split_at_mut((PAGE_BYTES - inside).min(into.len()));
-            let pinned = self.pin(page, Access::Read)?;
-            self.engine.mapping.copy_out(at as usize, now);
-            drop(pinned);
+            if !self.read_away(page, inside, now) {
+                let pinned = self.pin(page, Access::Read)?;
+                self.engine.mapping.copy_out(at as usize, now);
+                drop(pinned);
+            }
             (at, into) = (at + now.len() as u64, later);
         }
         Ok(())
@@ -428,6 +431,37 @@ impl PagedRegion {
         let unchanged = seen[..pages].iter().zip(first..).take_while(|(seen, page)| same(seen, *page)).count();
         count(&engine.counters.read_directly, unchanged as u64);
         Ok(unchanged * PAGE_BYTES)
+    }
+
+    /// Reads a part of a page that is away, where that is cheap: a page is brought when it is wanted the second time, for
+    /// bringing it costs more than copying it. False: it is to be brought.
+    fn read_away(&self, page: u64, inside: usize, into: &mut [u8]) -> bool {
+        let engine = &self.engine;
+        let word = engine.table.load(page);
+        if word.phase() != Phase::Away {
+            return false;
+        }
+        match word.home() {
+            Home::Zeros => into.fill(0),
+            Home::Store if !engine.table.is_recent(word, engine.epoch()) => {
+                if into.len() == PAGE_BYTES {
+                    if !engine.store.fetch_now(page, into) {
+                        return false;
+                    }
+                } else {
+                    let mut staged = engine.staging.take(PAGE_BYTES);
+                    if !engine.store.fetch_now(page, &mut staged) {
+                        return false;
+                    }
+                    into.copy_from_slice(&staged[inside..][..into.len()]);
+                }
+                engine.table.read_away(page, engine.epoch());
+            }
+            Home::Store | Home::Spill => return false,
+        }
+        let unchanged = engine.table.load(page).generation() == word.generation();
+        count(&engine.counters.read_directly, u64::from(unchanged));
+        unchanged
     }
 
     /// Puts whole pages in place that are away, without asking for what they were.

@@ -204,15 +204,30 @@ impl Table {
     }
 
     /// The page is mapped: dirty, if it can be written without a fault. `epoch` counts the turnovers of the whole budget; a
-    /// page that was pushed out in this one or the last was pushed out too early, and gets a second chance next time.
+    /// page that was pushed out or read in this one or the last is wanted often, and gets a second chance next time.
     pub(super) fn arrived(&self, page: u64, dirty: bool, epoch: u64) {
         let phase = if dirty { Phase::Dirty } else { Phase::Clean };
         self.finish(page, Phase::Arriving, |word| {
-            let left = (word.0 & EPOCH) >> EPOCH_SHIFT;
-            let early = word.0 & LEFT_ONCE != 0 && epoch.wrapping_sub(left) & (EPOCH >> EPOCH_SHIFT) <= 1;
+            let recent = self.is_recent(word, epoch);
             let word = word.with_phase(phase).without(CHANCE);
-            if early { word.with(CHANCE) } else { word }
+            if recent { word.with(CHANCE) } else { word }
         });
+    }
+
+    /// True for a page that was pushed out, or read at its home, in this turnover of the budget or the last: it is worth
+    /// bringing.
+    pub(super) fn is_recent(&self, word: Word, epoch: u64) -> bool {
+        let then = (word.0 & EPOCH) >> EPOCH_SHIFT;
+        word.0 & SEEN != 0 && epoch.wrapping_sub(then) & (EPOCH >> EPOCH_SHIFT) <= 1
+    }
+
+    /// The page was read at its home, and stays away.
+    pub(super) fn read_away(&self, page: u64, epoch: u64) {
+        let note = |word: Word| {
+            (word.phase() == Phase::Away).then(|| word.without(EPOCH).with(epoch << EPOCH_SHIFT & EPOCH | SEEN))
+        };
+        // If it is on its way by now, it is not forgotten.
+        let _ = self.update(page, note);
     }
 
     /// The page could not be brought, and is where it was. Those who wait learn why.
@@ -274,7 +289,7 @@ impl Table {
     pub(super) fn left(&self, page: u64, home: Home, epoch: u64) {
         self.finish(page, Phase::Leaving, |word| {
             let epoch = epoch << EPOCH_SHIFT & EPOCH;
-            word.with_phase(Phase::Away).with_home(home).without(EPOCH).with(epoch | LEFT_ONCE).next_generation()
+            word.with_phase(Phase::Away).with_home(home).without(EPOCH).with(epoch | SEEN).next_generation()
         });
     }
 
@@ -324,8 +339,8 @@ const HOME_STORE: u64 = 0b01 << HOME_SHIFT;
 const WAITERS: u64 = 1 << 5;
 /// Used lately: its turn to leave passes once.
 const CHANCE: u64 = 1 << 6;
-/// It was here before, and the epoch says when it left.
-const LEFT_ONCE: u64 = 1 << 7;
+/// It was here, or read at its home, and the epoch says when that was last.
+const SEEN: u64 = 1 << 7;
 const FAILURE_SHIFT: u32 = 8;
 const FAILURE: u64 = 0b111 << FAILURE_SHIFT;
 const PINS_SHIFT: u32 = 16;
