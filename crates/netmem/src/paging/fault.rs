@@ -35,6 +35,9 @@ static PLACES: [Place; REGIONS_MAX] = [const {
     }
 }; REGIONS_MAX];
 
+/// Places from this on were never used: most programs have one region, and look at one place.
+static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
+
 /// For whoever changes a place; handlers never take it.
 static CHANGES: Mutex<()> = Mutex::new(());
 
@@ -60,15 +63,20 @@ impl Place {
     }
 }
 
+fn places() -> &'static [Place] {
+    // Acquire pairs with the Release in `Registered::new`. Whoever may touch a region sees the place of it as used.
+    &PLACES[..PLACES_USED.load(Ordering::Acquire)]
+}
+
 /// The region of an address, and the offset in it.
 fn find(address: usize) -> Option<(*mut Engine, usize)> {
-    PLACES.iter().find_map(|place| place.holds(address))
+    places().iter().find_map(|place| place.holds(address))
 }
 
 /// True if any byte of the slice belongs to a paged region: the kernel cannot use it, and code that holds a lock must not.
 pub(super) fn is_paged(bytes: &[u8]) -> bool {
     let (start, end) = (bytes.as_ptr() as usize, bytes.as_ptr() as usize + bytes.len());
-    PLACES.iter().any(|place| place.start.load(Ordering::Relaxed) < end && start < place.end.load(Ordering::Relaxed))
+    places().iter().any(|place| place.start.load(Ordering::Relaxed) < end && start < place.end.load(Ordering::Relaxed))
 }
 
 /// Keeps a region known to the handler.
@@ -85,9 +93,11 @@ impl Registered {
         if BEFORE.load(Ordering::Acquire).is_null() {
             install();
         }
-        let place = PLACES.iter().find(|place| place.engine.load(Ordering::SeqCst).is_null())?;
+        let free = PLACES.iter().position(|place| place.engine.load(Ordering::SeqCst).is_null())?;
+        let place = &PLACES[free];
         let start = engine.mapping.base() as usize;
         place.set(start, start + engine.mapping.bytes(), Arc::as_ptr(&engine).cast_mut());
+        PLACES_USED.fetch_max(free + 1, Ordering::Release);
         Some(Registered { place, _engine: engine })
     }
 }

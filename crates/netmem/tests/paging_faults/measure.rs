@@ -57,6 +57,11 @@ fn measure() {
                     .for_each(|_| _ = sum.fetch_add(read(random.below(pages) as usize * WORDS), Ordering::Relaxed))
             })
         });
+        timed("page here, read_at", "ns", || {
+            let mut number = [0; 8];
+            (0..1_000_000).for_each(|at| region.read_at(at % 500 * 8, &mut number).unwrap());
+            1_000_000
+        });
         timed("random page, read_at", "ns", || {
             let missed = || region.stats().fetched + region.stats().read_directly;
             let (mut number, before) = ([0; 8], missed());
