@@ -2,7 +2,7 @@
 
 use crate::support::raw::{self, Call, Hello, Raw, Welcome};
 use crate::support::service::{
-    AWAIT_GATE, COUNT, COUNT_BEHIND_GATE, DIGEST, ECHO, FETCH, FETCH_AGAIN, FETCH_ONCE, decoded, encoded,
+    AWAIT_GATE, COUNT, COUNT_BEHIND_GATE, DIGEST, ECHO, FETCH, FETCH_AGAIN, FETCH_ONCE, SLEEP, decoded, encoded,
 };
 use crate::support::{
     PATIENCE, Transport, World, block_on, buffer, buffer_of, content, everywhere, places, until, window,
@@ -184,14 +184,17 @@ fn the_answer_to_a_call_of_an_older_session_is_not_that_of_a_newer_one() {
         let served = world.serve_with(options);
         let nic = world.nic();
         let (mut old, _) = Raw::hello(&nic, &served.address, Hello::new(8));
-        old.say(&Call::new(AWAIT_GATE, 1).encode(b"old"));
-        until("the old call", || served.service.begun() == 1);
+        old.say(&Call::new(SLEEP, 1).encode(&encoded(&1800u64)));
+        old.say(&Call { unanswered: 1, ..Call::new(ECHO, 2) }.encode(b""));
+        assert_eq!(raw::answered(&old.hear()).sequence, 2, "the first has begun");
         drop(old);
         std::thread::sleep(Duration::from_millis(1000));
         let (mut new, welcome) = Raw::hello(&nic, &served.address, Hello::new(8));
         assert!(!welcome.known);
         new.say(&Call::new(AWAIT_GATE, 1).encode(b"new"));
-        until("the new call", || served.service.begun() == 2);
+        until("the new call", || served.service.begun() == 1);
+        // The old one ends meanwhile.
+        std::thread::sleep(Duration::from_millis(1200));
         served.service.gate.open();
         assert_eq!(raw::answered(&new.hear()).body, b"new");
     });
