@@ -95,7 +95,7 @@ fn every_kind_of_message_at_the_wrong_time_ends_the_connection_or_does_nothing()
             ("an answer", raw::Reply::to(1).encode(b"x")),
             ("room", raw::about(6, 1)),
             ("a payload without one", raw::about(7, 1)),
-            ("leaving", raw::leaving(0)),
+            ("leaving", raw::leaving(1)),
             ("another hello", Hello { attempt: 2, ..Hello::new(5) }.encode()),
         ];
         for (what, message) in &out_of_place {
@@ -232,7 +232,7 @@ fn offers_without_end_end_the_connection_and_take_no_memory() {
         let scene = Scene::open(world, ServerOptions { window_max: 256, ..ServerOptions::default() });
         let before = resident_bytes();
         let (mut raw, _) = scene.welcomed();
-        let length = (200u32 << 20).to_le_bytes();
+        let length = (1u32 << 20).to_le_bytes();
         for sequence in 1..2000 {
             raw.say(&Call { flags: IS_OFFER, ..Call::new(DIGEST, sequence) }.encode(&length));
             // What it hears is of no interest: that it can go on saying so is.
@@ -336,4 +336,14 @@ fn who_vanishes_in_the_middle_of_a_payload_is_forgotten() {
 fn resident_bytes() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").expect("the size of this process");
     pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
+}
+
+#[test]
+fn who_does_not_say_hello_is_sent_away() {
+    everywhere(|world| {
+        let scene = Scene::open(world, ServerOptions::default());
+        let mut raw = scene.stranger();
+        raw.await_end();
+        scene.goes_on();
+    });
 }

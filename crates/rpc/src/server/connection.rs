@@ -330,7 +330,8 @@ impl Link {
             return Next::Ends(Some(Leaving::Malformed));
         };
         let (bytes, sequence) = (u32::from_le_bytes(*length), call.sequence);
-        if self.session.is_none() || self.offers.len() >= inner.options.window_max as usize {
+        // Nobody has more calls outstanding than its window.
+        if self.session.as_ref().is_none_or(|(_, session)| self.offers.len() >= session.window() as usize) {
             return Next::Ends(Some(Leaving::Malformed));
         }
         let most = inner.options.request_bytes_max;
