@@ -13,6 +13,7 @@ use crate::hub::{Hub, Rpc};
 use crate::line::{Event, Line, compose};
 use crate::stall;
 use core::{Afterwards, Core, Deadline, Request, State, Welcome};
+use highwire_mem::Process;
 use highwire_vi::{Buffer, Frozen, Payload, Segment, SharedBuffer, ViOptions, WaitError};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -79,6 +80,7 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// How often threads that wait were told to look.
     told: AtomicU32,
+    process: Process,
 }
 
 /// What came of a call.
@@ -239,6 +241,7 @@ impl Client {
             core: Mutex::new(Core::new(window)),
             changed: Condvar::new(),
             told: AtomicU32::new(0),
+            process: Process::current(),
         });
         let mut core = shared.lock();
         let hello = shared.hello(&mut core);
@@ -426,6 +429,7 @@ impl Shared {
 
     #[inline]
     fn call(self: &Arc<Shared>, request: Request<'_>) -> Result<Answer, Failed> {
+        let request = self.of_this_process(request)?;
         if stall::is_inside() {
             return Err(Failed { error: CallError::WouldStall, sent: request.payload, room: request.room });
         }
@@ -567,7 +571,20 @@ impl Shared {
         }
     }
 
+    /// Back, as a failure, in a forked child: it has neither the connection nor the threads of its parent.
+    #[inline]
+    fn of_this_process<'a>(&self, request: Request<'a>) -> Result<Request<'a>, Failed> {
+        if self.process.is_this() {
+            return Ok(request);
+        }
+        Err(Failed { error: CallError::ForkedChild, sent: request.payload, room: request.room })
+    }
+
     fn start(self: &Arc<Shared>, request: Request<'_>) -> Pending {
+        let request = match self.of_this_process(request) {
+            Ok(request) => request,
+            Err(failed) => return Pending { shared: self.clone(), stage: Stage::Done(Some(Box::new(Err(failed)))) },
+        };
         let mut core = self.lock();
         core.aside(Core::progress);
         if !core.has_room() {
@@ -591,6 +608,10 @@ impl Shared {
     }
 
     fn then(self: &Arc<Shared>, request: Request<'_>, continuation: Continuation) {
+        let request = match self.of_this_process(request) {
+            Ok(request) => request,
+            Err(failed) => return continuation.run(Err(failed)),
+        };
         let deadline = request.deadline;
         let mut core = self.lock();
         core.aside(Core::progress);
@@ -845,7 +866,9 @@ impl Future for Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if let Stage::Outstanding { sequence, .. } = self.stage {
+        if let Stage::Outstanding { sequence, .. } = self.stage
+            && self.shared.process.is_this()
+        {
             let mut core = self.shared.lock();
             let buffers = core.aside(|core| core.give_up(sequence, CallError::Cancelled));
             self.shared.release(core);

@@ -3,6 +3,7 @@
 
 use crate::client::{Client, ClientOptions, Shared};
 use crate::error::OpenError;
+use highwire_mem::Process;
 use highwire_vi::{CompletionQueue, Nic, NicError, QueueHandle, ViId, WaitError};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -22,7 +23,8 @@ impl Rpc {
         let queue = nic.completion_queue()?;
         let handle = queue.handle();
         let driver = Mutex::new(Driver { queue: Some(queue), thread: None, engaged: HashMap::new(), next: None });
-        let hub = Hub { nic: nic.clone(), queue: handle, clients: Mutex::default(), driver, signal: Arc::default() };
+        let (clients, signal, process) = (Mutex::default(), Arc::default(), Process::current());
+        let hub = Hub { nic: nic.clone(), queue: handle, clients, driver, signal, process };
         Ok(Rpc { hub: Arc::new(hub) })
     }
 
@@ -53,6 +55,7 @@ pub(crate) struct Hub {
     clients: Mutex<HashMap<ViId, Weak<Shared>>>,
     driver: Mutex<Driver>,
     signal: Arc<Signal>,
+    process: Process,
 }
 
 /// What the driver has in hand while it waits: the hub can go meanwhile.
@@ -208,6 +211,11 @@ fn drive(hub: &Weak<Hub>, signal: &Signal, mut queue: CompletionQueue) {
 
 impl Drop for Hub {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            // A forked child has no such thread to wait for.
+            let driver = self.driver.get_mut().unwrap_or_else(PoisonError::into_inner);
+            return std::mem::forget(driver.thread.take());
+        }
         self.signal.stop.store(true, SeqCst);
         self.queue.wake();
         self.signal.unpark();

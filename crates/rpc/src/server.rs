@@ -16,6 +16,7 @@ use crate::service::Service;
 use crate::stall;
 use connection::{Connection, Next};
 pub use handler::{Deferred, Manner, Reply, Request, Serve};
+use highwire_mem::Process;
 use highwire_vi::{
     AcceptError, Allow, CompletionQueue, ListenError, Nic, NicError, QueueHandle, ViId, ViListener, ViOptions,
     WaitError,
@@ -129,6 +130,7 @@ pub struct Server {
     inner: Arc<Inner>,
     address: String,
     threads: Vec<JoinHandle<()>>,
+    process: Process,
 }
 
 #[derive(Debug)]
@@ -200,7 +202,8 @@ impl Rpc {
             until: Mutex::default(),
             options,
         });
-        let mut server = Server { inner: inner.clone(), address: listener.address().to_owned(), threads: Vec::new() };
+        let (address, process) = (listener.address().to_owned(), Process::current());
+        let mut server = Server { inner: inner.clone(), address, threads: Vec::new(), process };
         let polling = inner.clone();
         server.spawn("highwire-serve", move || {
             polling.poll(queue);
@@ -251,6 +254,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            // A forked child has none of these threads, and may leave what they hold to its parent.
+            return std::mem::forget(std::mem::take(&mut self.threads));
+        }
         self.inner.leaving.store(true, SeqCst);
         self.inner.stop.store(true, SeqCst);
         self.inner.jobs.stop();

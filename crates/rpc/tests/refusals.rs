@@ -1,5 +1,6 @@
 //! Calls that the server has no answer to, and how it says so.
 
+use crate::support::forked::in_child;
 use crate::support::service::{ECHO, PANIC, PANIC_ON_POOL, SERVICE, TYPED, VERSION, encoded};
 use crate::support::{block_on, buffer, everywhere, within_patience};
 use highwire_rpc::{CallError, Method, OpenError};
@@ -55,6 +56,28 @@ fn a_handler_that_panics_answers_for_itself_alone() {
             assert_eq!(client.call(method).wait().unwrap_err().error, CallError::Panicked);
             assert_eq!(&*client.call(ECHO).arguments(b"on").wait().unwrap().body, b"on");
         }
+    });
+}
+
+#[test]
+fn a_forked_child_is_told_that_the_client_is_its_parents() {
+    everywhere(|world| {
+        let served = world.serve();
+        let client = world.client(&served.address);
+        // So that there is a driver, which the child has not.
+        block_on(client.call(ECHO).start()).unwrap();
+        let held = client.call(ECHO).start();
+        let (client, _served, held) = in_child((client, served, held), |(client, served, held)| {
+            let error = client.call(ECHO).payload(buffer(client.rpc().nic(), 0)).wait().unwrap_err().error;
+            assert_eq!(error, CallError::ForkedChild);
+            assert_eq!(block_on(client.call(ECHO).start()).unwrap_err().error, CallError::ForkedChild);
+            let (done, outcome) = std::sync::mpsc::channel();
+            client.call(ECHO).then(move |outcome| done.send(outcome.unwrap_err().error).unwrap());
+            assert_eq!(outcome.try_recv(), Ok(CallError::ForkedChild));
+            drop((held, client, served));
+        });
+        held.wait().unwrap();
+        client.call(ECHO).wait().unwrap();
     });
 }
 

@@ -1,6 +1,9 @@
 //! What the tests stand on: a stage with processes of its own, every transport, a service that does what it is told,
 //! and peers that say whatever they like.
 
+#[path = "../../../vi/tests/support/forked.rs"]
+#[allow(dead_code, reason = "the tests of VIs need more of it")]
+pub mod forked;
 pub mod raw;
 pub mod service;
 #[path = "../../../vi/tests/support/stage.rs"]
