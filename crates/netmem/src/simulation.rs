@@ -70,6 +70,7 @@ struct Process {
     clock: Clock,
     /// While it is stopped: what came for it.
     stopped: Option<Vec<NodeInput>>,
+    leaving: bool,
     timer: u64,
 }
 
@@ -235,6 +236,7 @@ impl Simulation {
             node: None,
             clock: Clock::new(&mut random),
             stopped: None,
+            leaving: false,
             timer: u64::MAX,
         });
         let processes = processes.collect();

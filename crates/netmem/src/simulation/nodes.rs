@@ -19,7 +19,7 @@ impl Simulation {
         let process = &mut self.processes[at];
         process.life += 1;
         process.node = Some(Node::new(process.id, String::new(), donation, config, random));
-        (process.stopped, process.timer) = (None, u64::MAX);
+        (process.stopped, process.leaving, process.timer) = (None, false, u64::MAX);
         let life = process.life;
         self.after(0, Event::Node { at, life, input: NodeInput::Timer });
     }
@@ -133,8 +133,9 @@ impl Simulation {
                 process.stopped.is_none() && life == Some(member)
             };
             let all = self.members.keys().all(|member| self.processes.iter().any(|process| runs(process, *member)));
+            let leaving = self.processes.iter().any(|process| process.leaving);
             // One at a time: with two copies and nothing else missing.
-            if !settled || self.members.len() < 2 || !all {
+            if leaving || !settled || self.members.len() < 2 || !all {
                 return;
             }
         }
@@ -153,11 +154,14 @@ impl Simulation {
                 let down = self.random.below(6 * SECOND);
                 self.after(down, Event::Resume { at });
             }
+            // Where all leave there is nobody to hand over to.
+            4 if self.scenario.gentle && self.members.len() < 3 => {}
             4 => {
                 let now = self.processes[at].clock.at(self.now);
                 let process = &mut self.processes[at];
                 if let (Some(node), None) = (&mut process.node, &process.stopped) {
                     node.leave(now);
+                    process.leaving = true;
                     let life = self.processes[at].life;
                     self.after(0, Event::Node { at, life, input: NodeInput::Timer });
                 }
