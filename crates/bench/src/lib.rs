@@ -420,8 +420,14 @@ const RPC: &[Contestant] = &[
 ];
 
 /// Everybody of `bench netmem`.
-const NETMEM: &[Contestant] =
-    &[Contestant::Vi, Contestant::ViUdp, Contestant::Paged, Contestant::PagedUdp, Contestant::MappedFile];
+const NETMEM: &[Contestant] = &[
+    Contestant::Vi,
+    Contestant::ViUdp,
+    Contestant::Paged,
+    Contestant::PagedMapped,
+    Contestant::PagedUdp,
+    Contestant::MappedFile,
+];
 
 /// Everybody of `bench apps`.
 const APPS: &[Contestant] = &[Contestant::Plain, Contestant::Highwire];

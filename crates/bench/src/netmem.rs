@@ -244,7 +244,8 @@ pub(crate) fn meet(
 
 /// Why a contestant cannot be measured here.
 pub(crate) fn missing(contestant: Contestant) -> Option<String> {
-    matches!(contestant, Contestant::Paged | Contestant::PagedUdp).then(ours::missing).flatten()
+    let ours = matches!(contestant, Contestant::Paged | Contestant::PagedUdp | Contestant::PagedMapped);
+    ours.then(ours::missing).flatten()
 }
 
 /// What a reader must know to judge the rows.
@@ -259,6 +260,9 @@ pub(crate) fn notes(options: &Options) -> Vec<String> {
         "mapped-file has none of it in memory before each trial, neither in the process nor in the kernel's cache, and as \
          many bytes as it reads come from the device; whoever is below the device, as the host of a virtual machine, may \
          have them in memory"
+            .to_owned(),
+        "paged and paged-udp are read from one end to the other by read_at, which copies pages that are away without keeping \
+         them; paged-mapped as memory, fault by fault; single pages are always read as memory"
             .to_owned(),
         "latency_ns is that of a message of a page, one way; bandwidth_gb_s that of messages of a piece".to_owned(),
     ]

@@ -156,13 +156,15 @@ pub enum Contestant {
     Paged,
     /// The same of another host.
     PagedUdp,
+    /// The same as `paged`, read as the memory that it is from one end to the other, page fault by page fault.
+    PagedMapped,
     /// A file on a disk, mapped, of which nothing is in memory.
     MappedFile,
 }
 
 impl Contestant {
     /// Everybody, in the order of reports.
-    pub const ALL: [Contestant; 61] = [
+    pub const ALL: [Contestant; 62] = [
         Contestant::RawRing,
         Contestant::Vi,
         Contestant::ViBuffered,
@@ -223,6 +225,7 @@ impl Contestant {
         Contestant::Tarpc,
         Contestant::Paged,
         Contestant::PagedUdp,
+        Contestant::PagedMapped,
         Contestant::MappedFile,
     ];
 
@@ -289,6 +292,7 @@ impl Contestant {
             Contestant::Tarpc => "tarpc",
             Contestant::Paged => "paged",
             Contestant::PagedUdp => "paged-udp",
+            Contestant::PagedMapped => "paged-mapped",
             Contestant::MappedFile => "mapped-file",
         }
     }
@@ -398,7 +402,7 @@ impl Contestant {
 
     /// Whether it reads a region page by page.
     pub(crate) fn reads_pages(self) -> bool {
-        matches!(self, Contestant::Paged | Contestant::PagedUdp | Contestant::MappedFile)
+        matches!(self, Contestant::Paged | Contestant::PagedUdp | Contestant::PagedMapped | Contestant::MappedFile)
     }
 
     /// Bytes of a message at this size.
@@ -495,6 +499,7 @@ impl Contestant {
             | Contestant::Tarpc
             | Contestant::Paged
             | Contestant::PagedUdp
+            | Contestant::PagedMapped
             | Contestant::MappedFile => unreachable!("{self} is met in another way"),
         }
     }

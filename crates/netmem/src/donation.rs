@@ -452,6 +452,30 @@ impl View {
     /// It neither allocates, nor blocks, nor locks, nor panics, whatever is in the memory: a signal handler may call it.
     #[inline]
     pub fn read(&self, handle: PageHandle, at: usize, into: &mut [u8], clock: impl FnOnce() -> u64) -> Read {
+        match self.copy(handle, at, into) {
+            Read::Done if !self.is_valid(clock()) => Read::Lapsed,
+            read => read,
+        }
+    }
+
+    /// Whether what was copied before may be relied on, at this time on the boot clock: for those who copied many pages.
+    #[inline]
+    pub fn is_valid(&self, now: u64) -> bool {
+        now < self.memory.load64(VALID_UNTIL_AT)
+    }
+
+    /// Asks for the first lines of a page that is to be copied next: what follows them comes by itself.
+    #[inline]
+    pub fn prefetch(&self, handle: PageHandle) {
+        if handle.index < self.pages {
+            let at = self.pages_at + handle.index as usize * PAGE_BYTES;
+            self.memory.prefetch(at..at + PREFETCHED_BYTES);
+        }
+    }
+
+    /// [`read`](View::read) without the clock: [`is_valid`](View::is_valid) has to be asked afterwards.
+    #[inline]
+    pub fn copy(&self, handle: PageHandle, at: usize, into: &mut [u8]) -> Read {
         if handle.index >= self.pages || at > PAGE_BYTES || into.len() > PAGE_BYTES - at {
             return Read::Freed;
         }
@@ -477,9 +501,12 @@ impl View {
         if again != word {
             return if again >> 32 == word >> 32 { Read::Changed } else { Read::Freed };
         }
-        if clock() < self.memory.load64(VALID_UNTIL_AT) { Read::Done } else { Read::Lapsed }
+        Read::Done
     }
 }
+
+/// Of the next page, while one is copied.
+const PREFETCHED_BYTES: usize = 1024;
 
 fn word_at(index: u32) -> usize {
     HEADER_BYTES + index as usize * 8

@@ -256,10 +256,27 @@ impl PageStore for RemotePages {
     }
 
     fn fetch_now(&self, first: u64, into: &mut [u8]) -> bool {
-        into.chunks_mut(PAGE_BYTES).enumerate().all(|(at, into)| match self.place(first + at as u64) {
-            Some((handle, _, Holder { view: Some(view), .. })) => read_now(view, handle, into),
+        let mut next = self.place(first);
+        for (at, into) in into.chunks_mut(PAGE_BYTES).enumerate() {
+            let Some((handle, _, Holder { view: Some(view), .. })) = next else { return false };
+            next = self.place(first + at as u64 + 1);
+            let mut stays = false;
+            if let Some((next, _, _)) = next
+                && next.incarnation == handle.incarnation
+            {
+                view.prefetch(next);
+                stays = true;
+            }
+            // The clock is looked at once for all pages of a node.
+            if !copy_now(view, handle, into) || !stays && !view.is_valid(boot_ns()) {
+                return false;
+            }
+        }
+        // The last page may be followed by another of its node that was not asked for.
+        match self.place(first + (into.len() / PAGE_BYTES) as u64 - 1) {
+            Some((_, _, Holder { view: Some(view), .. })) => view.is_valid(boot_ns()),
             _ => false,
-        })
+        }
     }
 
     fn store(&self, runs: &[PageRun<'_>]) -> Result<(), StoreError> {
@@ -279,8 +296,12 @@ impl PageStore for RemotePages {
 
 /// Reads a page from memory of this host; false if that has to be asked for.
 fn read_now(view: &View, handle: PageHandle, into: &mut [u8]) -> bool {
+    copy_now(view, handle, into) && view.is_valid(boot_ns())
+}
+
+fn copy_now(view: &View, handle: PageHandle, into: &mut [u8]) -> bool {
     for _ in 0..TRIES {
-        match view.read(handle, 0, into, boot_ns) {
+        match view.copy(handle, 0, into) {
             Read::Done => return true,
             Read::Changed | Read::Busy => {}
             Read::Freed | Read::Lapsed => return false,

@@ -83,9 +83,10 @@ impl Reader for ColdFile {
 
     fn check(&mut self, bytes: usize) -> Result<(), BenchError> {
         let read = read_from_devices()?.saturating_sub(self.before);
-        // Reading the region more than once reads some of it from memory.
+        // Reading the region more than once reads some of it from memory; and a page or another that the kernel was just
+        // reading when it was to forget it is there nevertheless.
         let expected = bytes.min(self.mapped.len()) as u64;
-        if read < expected {
+        if read < expected / 100 * 95 {
             return Err(self.warm(&format!("of {expected} bytes that were read only {read} came from a device")));
         }
         Ok(())

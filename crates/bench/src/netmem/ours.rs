@@ -24,7 +24,9 @@ pub(super) fn meet(contestant: Contestant, link: &mut Link, region: Region) -> R
     let side = match link.role {
         Role::Peer => {
             let address = match contestant {
-                Contestant::Paged => format!("shm:bench-netmem-{}", std::process::id()),
+                Contestant::Paged | Contestant::PagedMapped => {
+                    format!("shm:bench-{name}-{}", std::process::id())
+                }
                 _ => format!("udp:{}", std::net::SocketAddr::new(link.address(contestant.wire())?, 0)),
             };
             // What the region is divided into may not fill a node to the last page.
@@ -38,7 +40,8 @@ pub(super) fn meet(contestant: Contestant, link: &mut Link, region: Region) -> R
         }
         Role::Driver => {
             let (address, _) = link.hear::<String>()?;
-            Side::Reads(Box::new(Paged::make(name, &rpc, &address, region)?))
+            let copies = contestant != Contestant::PagedMapped;
+            Side::Reads(Box::new(Paged::make(name, &rpc, &address, region, copies)?))
         }
     };
     link.meet()?;
@@ -46,12 +49,16 @@ pub(super) fn meet(contestant: Contestant, link: &mut Link, region: Region) -> R
 }
 
 struct Paged {
+    name: &'static str,
     region: PagedRegion,
     bytes: usize,
+    /// Whether what is read in order is copied by `read_at`.
+    copies: bool,
+    in_order: bool,
 }
 
 impl Paged {
-    fn make(name: &'static str, rpc: &Rpc, address: &str, region: Region) -> Result<Paged, BenchError> {
+    fn make(name: &'static str, rpc: &Rpc, address: &str, region: Region, copies: bool) -> Result<Paged, BenchError> {
         let memory = Memory::connect(rpc, address, MemoryOptions::default());
         let memory = memory.map_err(BenchError::library(name, "finding nodes"))?;
         let paged = memory.paged_region(region.bytes as u64, PagingOptions::new(region.budget as u64));
@@ -63,20 +70,26 @@ impl Paged {
             paged.write_at(at as u64, piece).map_err(BenchError::library(name, "filling a paged region"))?;
         }
         paged.flush().map_err(BenchError::library(name, "storing a paged region"))?;
-        Ok(Paged { region: paged, bytes: region.bytes })
+        Ok(Paged { name, region: paged, bytes: region.bytes, copies, in_order: false })
     }
 }
 
 impl Reader for Paged {
     /// What earlier trials left in its budget stays: that is what a budget is for.
-    fn prepare(&mut self, _exercise: Exercise) -> Result<(), BenchError> {
+    fn prepare(&mut self, exercise: Exercise) -> Result<(), BenchError> {
+        self.in_order = exercise == Exercise::Sequential;
         Ok(())
     }
 
-    /// Reads the memory itself: pages that are away come by faults, as for any program.
+    /// Single pages are read as the memory that they are: those that are away come by faults, as for any program.
     #[inline]
     fn read(&mut self, at: usize, into: &mut [u8]) -> Result<(), BenchError> {
         assert!(at.is_multiple_of(PAGE_BYTES) && at + into.len() <= self.bytes, "{at} + {}", into.len());
+        if self.in_order && self.copies {
+            self.region.read_at(at as u64, into).map_err(BenchError::library(self.name, "reading a paged region"))?;
+            std::hint::black_box(into);
+            return Ok(());
+        }
         let words = &self.region.words()[at / 8..(at + into.len()) / 8];
         for (word, into) in words.iter().zip(into.chunks_exact_mut(8)) {
             into.copy_from_slice(&word.load(Relaxed).to_le_bytes());
