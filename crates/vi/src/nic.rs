@@ -3,7 +3,7 @@
 use crate::address::Address;
 use crate::bells::QueueShared;
 use crate::config::{Allow, Config, ViOptions};
-use crate::error::{ConnectError, ListenError, NicError};
+use crate::error::{ConnectError, ListenError, NicError, RuntimeDirError};
 use crate::host::handover;
 use crate::host::peer::{Introduction, PayloadBudget, Peer};
 use crate::host::rendezvous::{Name, random_name};
@@ -189,6 +189,11 @@ impl Nic {
             .map_err(|reason| ConnectError::Wire { address: address.to_owned(), reason })?;
         let nobody = || ConnectError::NobodyThere { address: address.to_owned() };
         Vi::connected(calling, &self.inner, options).ok_or_else(nobody)
+    }
+
+    /// Where names live, checked as it is before somebody listens there: for what a service keeps beside its socket.
+    pub fn runtime_dir(&self) -> Result<PathBuf, RuntimeDirError> {
+        runtime_dir(&self.inner.config)
     }
 
     /// The configuration it was opened with.
