@@ -189,6 +189,11 @@ impl Coordinator {
         self.placed == self.map.epoch
     }
 
+    /// From when on it lets nodes in, on the boot clock.
+    pub fn opens(&self) -> u64 {
+        self.opens
+    }
+
     /// Answers a request.
     pub fn handle(&mut self, now: u64, request: CoordinatorRequest) -> CoordinatorAnswer {
         self.handle_timeout(now);

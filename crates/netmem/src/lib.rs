@@ -21,6 +21,7 @@ pub mod coordinator;
 pub mod donation;
 mod exchange;
 pub mod map;
+mod mark;
 mod memory;
 pub mod node;
 mod paging;

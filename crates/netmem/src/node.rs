@@ -85,6 +85,8 @@ pub struct Node {
     random: u64,
     nonce: u64,
     leaving: bool,
+    /// Objects that no other node had room for when this one was to leave.
+    unplaced: u64,
     /// The request to the coordinator that waits for its answer, and when it was made.
     asking: Option<(u64, u64)>,
     /// When to ask the coordinator next.
@@ -114,6 +116,7 @@ impl Node {
             random,
             nonce: mix(random),
             leaving: false,
+            unplaced: 0,
             asking: None,
             ask_at: 0,
             reported: Epoch(0),
@@ -125,6 +128,11 @@ impl Node {
     /// Where others reach it, before it has asked to be let in.
     pub fn set_address(&mut self, address: String) {
         self.address = address;
+    }
+
+    /// Its number.
+    pub fn id(&self) -> NodeId {
+        self.id
     }
 
     /// Its life, while it is in one.
@@ -158,6 +166,11 @@ impl Node {
     /// True when it has left in good order.
     pub fn has_left(&self) -> bool {
         self.standing == Standing::Left
+    }
+
+    /// Objects that no other node had room for while this one handed them over: they are lost when it has left.
+    pub fn unplaced(&self) -> u64 {
+        self.unplaced
     }
 
     /// Hands everything over and leaves. Pages of paged regions cannot be handed over: their owners move them, or lose

@@ -6,13 +6,14 @@
 //!                                                   └──── their answers ◀──── carrier thread
 //! ```
 
-use crate::coordinator::{self, Coordinator, CoordinatorRequest};
+use crate::coordinator::{self, Coordinator, CoordinatorAnswer, CoordinatorRequest};
 use crate::donation::{Donation, DonationError, PAGE_BYTES};
 use crate::exchange::{
     self, CHANGE, COORDINATOR, DONATION, Frames, HereItIs, LOOK, PEER, SERVICE, VERSION, boot_ns, random, reachable,
     ways,
 };
 use crate::map::mix;
+use crate::mark::{self, Marks, Unwritable};
 use crate::node::{self, Node, Output};
 use crate::request::{Figures, PeerRequest, Request as Asked};
 use crate::types::{Incarnation, NodeId};
@@ -22,7 +23,9 @@ use highwire_rpc::{
 };
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -43,6 +46,10 @@ pub struct NodeOptions {
     pub node: node::Config,
     /// Habits of the coordinator, if it is this one.
     pub coordinating: coordinator::Config,
+    /// Whether the coordinator finds out by itself if it has to wait for leases of an earlier one
+    /// ([`alone`](coordinator::Config::alone) is not looked at then): it leaves a file beside each address where it
+    /// listens, `NAME.coordinator`, and removes it when it ends without other nodes.
+    pub marks: bool,
     /// How calls are served.
     pub server: ServerOptions,
 }
@@ -56,7 +63,8 @@ impl NodeOptions {
             listen: vec![listen.to_owned()],
             coordinator: None,
             node: node::Config { object_bytes_max: OBJECT_BYTES_MAX, ..node::Config::default() },
-            coordinating: coordinator::Config { alone: true, ..coordinator::Config::default() },
+            coordinating: coordinator::Config::default(),
+            marks: true,
             server: ServerOptions { request_bytes_max: OBJECT_BYTES_MAX as u32, ..ServerOptions::default() },
         }
     }
@@ -74,6 +82,26 @@ pub enum StartError {
     /// It has no address.
     #[error("a node needs an address to listen at: shm:NAME or udp:HOST:PORT")]
     NoAddress,
+    /// An address that means another host to everybody else.
+    #[error(
+        "others cannot reach a node at {address}: they learn from the map where it listens; give the address of this host \
+         that they know it by"
+    )]
+    Unspecified {
+        /// The address.
+        address: String,
+    },
+    /// There is no place for the mark.
+    #[error(transparent)]
+    RuntimeDir(#[from] highwire_vi::RuntimeDirError),
+    /// The mark cannot be written.
+    #[error("cannot write {path:?}, from which the coordinator's next start tells whether it must wait: {source}")]
+    Mark {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A thread could not be started, or a descriptor not be had.
     #[error("the node could not be started: {0}; is a limit (ulimit -n, -u) exhausted?")]
     Io(#[from] io::Error),
@@ -94,6 +122,8 @@ struct Shared {
     frames: Frames,
     node: Mutex<Node>,
     coordinator: Option<Mutex<Coordinator>>,
+    /// The coordinator's. Whoever has the lock of both took the coordinator's first.
+    marks: Mutex<Option<Marks>>,
     /// Where the coordinator is, if it is another's.
     elsewhere: Option<String>,
     /// Its memory, for readers of this host.
@@ -110,12 +140,14 @@ struct Shared {
 /// What became of a node that was to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaveReport {
-    /// Whether all of its objects are with other nodes now.
+    /// Whether its objects are with other nodes now, but for those that are lost.
     pub handed_over: bool,
     /// Objects that were on it and are gone.
     pub objects_lost: u64,
     /// Pages of paged regions that were on it and are gone.
     pub pages_lost: u32,
+    /// If it was the coordinator: other nodes that were there. Without it their leases end, and they empty themselves.
+    pub nodes_orphaned: usize,
 }
 
 impl NodeServer {
@@ -124,12 +156,24 @@ impl NodeServer {
         if options.listen.is_empty() {
             return Err(StartError::NoAddress);
         }
+        if let Some(address) = options.listen.iter().find(|address| is_unspecified(address)) {
+            return Err(StartError::Unspecified { address: address.clone() });
+        }
+        let marked = options.marks && options.coordinator.is_none();
+        let mut coordinating = options.coordinating.clone();
+        if marked {
+            let lease = Duration::from_nanos(coordinating.lease_ns.saturating_add(coordinating.margin_ns));
+            coordinating.alone = true;
+            for address in &options.listen {
+                coordinating.alone &= mark::is_alone(&mark::path_of(rpc.nic(), address)?, lease);
+            }
+        }
         let donation = Donation::create(options.memory_bytes.div_ceil(PAGE_BYTES as u64))?;
         let (readable, readable_bytes) = donation.to_read()?;
         let now = boot_ns();
         let coordinator = options.coordinator.is_none().then(|| {
             let real = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-            Mutex::new(Coordinator::new(options.coordinating.clone(), now, real.as_nanos() as u64, random()))
+            Mutex::new(Coordinator::new(coordinating, now, real.as_nanos() as u64, random()))
         });
         let id = NodeId(options.name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| mix(hash ^ u64::from(byte))));
         // It is told where it listens once that is known.
@@ -139,6 +183,7 @@ impl NodeServer {
             frames: Frames::new(rpc.nic()),
             node: Mutex::new(node),
             coordinator,
+            marks: Mutex::default(),
             elsewhere: options.coordinator.clone(),
             readable,
             readable_bytes,
@@ -149,11 +194,20 @@ impl NodeServer {
             stop: AtomicBool::new(false),
         });
         let mut servers = Vec::new();
+        // Nobody gets a lease before there is a mark. It is given back before the servers end, if they have to: calls that
+        // have come wait for it.
+        let closed = shared.coordinator.as_ref().map(lock);
         for address in &options.listen {
             let services = Services::new().with(SERVICE, VERSION, Handler(shared.clone()));
             servers.push(rpc.serve_with(address, services, options.server.clone())?);
         }
-        let addresses: Vec<String> = servers.iter().map(|server| server.address().to_owned()).collect();
+        let addresses: Vec<String> = servers.iter().map(|server: &Server| server.address().to_owned()).collect();
+        if marked {
+            let paths = addresses.iter().map(|address| mark::path_of(rpc.nic(), address)).collect::<Result<_, _>>()?;
+            let made = Marks::create(paths).map_err(|Unwritable { path, source }| StartError::Mark { path, source })?;
+            *lock(&shared.marks) = Some(made);
+        }
+        drop(closed);
         shared.node().set_address(ways(&addresses));
         let carrying = shared.clone();
         let carrier = std::thread::Builder::new().name("highwire-node".into()).spawn(move || carrying.carry())?;
@@ -175,6 +229,22 @@ impl NodeServer {
         self.shared.node().figures()
     }
 
+    /// Its number, made from its name.
+    pub fn id(&self) -> NodeId {
+        self.shared.node().id()
+    }
+
+    /// Other nodes that it knows of.
+    pub fn others(&self) -> usize {
+        self.shared.node().map().map_or(0, |map| map.nodes.len().saturating_sub(1))
+    }
+
+    /// If it is the coordinator: how long it still lets nobody in, because of leases that an earlier one may have granted.
+    pub fn opens_in(&self) -> Duration {
+        let opens = self.shared.coordinator.as_ref().map_or(0, |coordinator| lock(coordinator).opens());
+        Duration::from_nanos(opens.saturating_sub(boot_ns()))
+    }
+
     /// Its life, while the coordinator has let it in.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.shared.node().incarnation()
@@ -192,25 +262,41 @@ impl NodeServer {
         true
     }
 
-    /// Hands its objects over to the other nodes, and ends.
+    /// Hands its objects over to the other nodes, and ends. The coordinator has nobody to hand them over to: without it the
+    /// others empty themselves.
     pub fn leave(mut self, timeout: Duration) -> LeaveReport {
         let deadline = highwire_mem::deadline(timeout);
         let before = self.figures();
-        let mut node = self.shared.node();
-        node.leave(boot_ns());
-        let alone = node.map().is_none_or(|map| map.nodes.len() < 2);
-        drop(node);
-        self.shared.pump();
+        let orphans = match &self.shared.coordinator {
+            Some(coordinator) => lock(coordinator).map().nodes.len().saturating_sub(1),
+            None => 0,
+        };
+        let alone = self.shared.coordinator.is_some() || self.others() == 0;
         let mut left = false;
-        while !alone && !left && std::time::Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
+        if !alone {
+            self.shared.node().leave(boot_ns());
+            self.shared.pump();
+            // Once it is out, by the end of its lease too, it has nothing that could be handed over.
+            while self.incarnation().is_some() && std::time::Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
             left = self.shared.node().has_left();
         }
-        let figures = if left { Figures::default() } else { self.figures() };
+        let unplaced = self.shared.node().unplaced();
         for server in self.servers.drain(..) {
             let _ = server.leave(PARTING);
         }
-        LeaveReport { handed_over: left, objects_lost: figures.objects, pages_lost: before.paged_pages }
+        if orphans == 0
+            && let Some(marks) = &mut *lock(&self.shared.marks)
+        {
+            marks.remove();
+        }
+        LeaveReport {
+            handed_over: left,
+            objects_lost: if left { unplaced } else { before.objects },
+            pages_lost: before.paged_pages,
+            nodes_orphaned: orphans,
+        }
     }
 }
 
@@ -253,7 +339,7 @@ impl Serve for Handler {
             },
             COORDINATOR => match (request.decode::<CoordinatorRequest>(), &self.0.coordinator) {
                 (Some(asked), Some(coordinator)) => {
-                    let answer = lock(coordinator).handle(boot_ns(), asked);
+                    let answer = self.0.coordinate(coordinator, asked);
                     self.0.give(reply, &answer);
                 }
                 (None, _) => reply.bad_arguments(),
@@ -271,6 +357,19 @@ impl Serve for Handler {
 impl Shared {
     fn node(&self) -> MutexGuard<'_, Node> {
         lock(&self.node)
+    }
+
+    /// Asks the coordinator that is here.
+    fn coordinate(&self, coordinator: &Mutex<Coordinator>, request: CoordinatorRequest) -> CoordinatorAnswer {
+        let mut coordinator = lock(coordinator);
+        let now = boot_ns();
+        let answer = coordinator.handle(now, request);
+        if matches!(answer, CoordinatorAnswer::Joined { .. } | CoordinatorAnswer::Renewed { .. })
+            && let Some(marks) = &mut *lock(&self.marks)
+        {
+            marks.refresh(now);
+        }
+        answer
     }
 
     fn give<A: serde::Serialize>(&self, reply: &mut Reply, answer: &A) {
@@ -372,7 +471,7 @@ impl Shared {
             }
             Output::Coordinator { ticket, request } => match (&self.coordinator, &self.elsewhere) {
                 (Some(coordinator), _) => {
-                    let answer = lock(coordinator).handle(boot_ns(), request);
+                    let answer = self.coordinate(coordinator, request);
                     self.node().handle_coordinator(boot_ns(), ticket, answer);
                 }
                 (None, Some(address)) => {
@@ -469,6 +568,13 @@ pub(crate) fn never_ran(error: &CallError) -> bool {
             | CallError::TooLate
             | CallError::Cancelled
     )
+}
+
+/// Whether it listens at every address of this host, which says to others nothing of where that is.
+fn is_unspecified(address: &str) -> bool {
+    let host = address.strip_prefix("udp:").and_then(|rest| rest.rsplit_once(':')).map(|(host, _)| host);
+    let ip = host.and_then(|host| host.trim_matches(['[', ']']).parse::<IpAddr>().ok());
+    ip.is_some_and(|ip| ip.is_unspecified())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

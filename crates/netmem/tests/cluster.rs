@@ -232,3 +232,67 @@ fn whoever_is_not_there_or_not_the_coordinator_is_named() {
     let wrong = Memory::connect(&rpc, "shm:second", MemoryOptions::default()).unwrap_err();
     assert!(matches!(wrong, MemoryError::NotCoordinator { .. }), "{wrong}");
 }
+
+#[test]
+fn a_coordinator_that_starts_again_waits_unless_nobody_can_have_a_lease() {
+    let stage = Stage::new();
+    let start = |listen: &[&str]| {
+        let mut options = NodeOptions::new(MIB, listen[0]);
+        options.listen = listen.iter().map(|address| (*address).to_owned()).collect();
+        NodeServer::start(&stage.rpc(), options).unwrap()
+    };
+    let mark = stage.0.path().join("first.coordinator");
+    let first = start(&["shm:first"]);
+    assert!(first.opens_in().is_zero() && first.wait_until_in(Duration::from_secs(10)) && mark.exists());
+    let options = NodeOptions::new(MIB, "shm:first");
+    let refused = NodeServer::start(&stage.rpc(), options).unwrap_err();
+    assert!(refused.to_string().contains("in use") && mark.exists(), "{refused}");
+    // Gone without a word: others may have a lease of it.
+    drop(first);
+    assert!(mark.exists());
+    let again = start(&["shm:other", "shm:first"]);
+    let opens_in = again.opens_in();
+    assert!(opens_in > Duration::from_secs(2) && again.incarnation().is_none(), "it opens in {opens_in:?}");
+    assert!(again.wait_until_in(opens_in + Duration::from_secs(5)));
+    // In good order, but another node is there.
+    let second = stage.node("second", MIB, |options| options.coordinator = Some("shm:first".into()));
+    let report = again.leave(Duration::from_secs(10));
+    assert!(report.nodes_orphaned == 1 && !report.handed_over && mark.exists(), "{report:?}");
+    // The orphan has nobody to hand anything over to, and does not wait for ever.
+    let began = std::time::Instant::now();
+    assert!(!second.leave(Duration::from_secs(60)).handed_over);
+    assert!(began.elapsed() < Duration::from_secs(30));
+    let third = start(&["shm:first"]);
+    assert!(!third.opens_in().is_zero());
+    // In good order, and alone.
+    third.leave(Duration::from_secs(10));
+    assert!(!mark.exists());
+    assert!(start(&["shm:first"]).opens_in().is_zero());
+}
+
+#[test]
+fn objects_that_no_other_node_has_room_for_are_said_to_be_lost() {
+    let stage = Stage::new();
+    let _first = stage.node("first", MIB, |_| {});
+    let second = stage.node("second", 16 * MIB, |options| options.coordinator = Some("shm:first".into()));
+    let memory = stage.memory("shm:first");
+    settle(&memory, 2);
+    let keep = Keep { pinned: true, ..Keep::default() };
+    let mut stored = 0;
+    for number in 0..40 {
+        stored += u64::from(memory.put(&format!("object {number}"), &content(number, 100_000), keep).is_ok());
+    }
+    let report = second.leave(Duration::from_secs(20));
+    assert!(report.handed_over && report.objects_lost > 0, "{report:?}");
+    let found = (0..40).filter(|number| memory.get(&format!("object {number}")).is_ok()).count() as u64;
+    assert_eq!(found + report.objects_lost, stored, "{report:?}");
+}
+
+#[test]
+fn a_node_is_refused_an_address_that_means_another_host_to_others() {
+    let stage = Stage::new();
+    for address in ["udp:0.0.0.0:0", "udp:[::]:7411"] {
+        let refused = NodeServer::start(&stage.rpc(), NodeOptions::new(MIB, address)).unwrap_err();
+        assert!(refused.to_string().contains("the address of this host"), "{refused}");
+    }
+}

@@ -380,6 +380,7 @@ impl Node {
                     round.rest.retain(|to| *to != stream.to);
                 }
             }
+            (Pending::Name(_), PeerAnswer::Dropped) if self.leaving => self.unplaced += 1,
             (Pending::Begin | Pending::Name(_), _) => {}
         }
     }
