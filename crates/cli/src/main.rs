@@ -8,6 +8,7 @@ mod figures;
 mod kernel_sockets;
 mod key;
 mod lanes;
+mod mem;
 mod pcap;
 mod ping;
 mod processes;
@@ -15,6 +16,7 @@ mod run;
 mod simulate;
 mod top;
 mod transfer;
+mod up;
 mod wire;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -64,6 +66,19 @@ enum Command {
     /// The file has its name only when it is whole; until then it is NAME.part, from which the next attempt goes
     /// on. Beyond this host it listens only with --key, or with --insecure.
     Receive(transfer::ReceiveArgs),
+    /// Donate memory of this host, for `highwire mem` and paged regions, until it is ended
+    ///
+    /// Whatever is put there is volatile: it is gone with the node that has it, and is then said to be. Ctrl-C or SIGTERM
+    /// hands objects over to the other nodes, if there are any, and says what is lost; a second Ctrl-C ends at once. The node
+    /// that is started without --join is the coordinator: the others live as long as it does. Beyond this host it listens
+    /// only with --key, or with --insecure.
+    Up(up::UpArgs),
+    /// Put, get and list objects in the memory that nodes donate with `highwire up`
+    ///
+    /// Objects are volatile: what was on a node that is lost is gone, and is said to be lost. Each has a lease, and is gone
+    /// when that ends; those that are not pinned give way, the longest unused first, when memory is short.
+    #[command(subcommand, after_help = EXIT_CODES)]
+    Mem(mem::MemCommand),
     /// Run a program whose TCP connections on this host go through shared memory
     ///
     /// The program knows nothing of it and behaves as always. Its connections stay TCP connections; where the program at
@@ -151,6 +166,8 @@ fn main() -> ExitCode {
         Command::Ping(args) => ping::ping(&args),
         Command::Send(args) => transfer::send(&args),
         Command::Receive(args) => transfer::receive(&args),
+        Command::Up(args) => up::run(&args),
+        Command::Mem(command) => mem::run(&command),
         Command::Run(args) => return run::run(&args),
         Command::Lanes(command) => lanes::run(&command),
         Command::Explain(args) => explain::run(&args),
@@ -186,6 +203,9 @@ fn exit(result: anyhow::Result<()>) -> ExitCode {
     }
     // Nothing more can be done if this cannot be written either.
     let _ = writeln!(io::stderr(), "highwire: {error:#}");
+    if error.is::<mem::NotThere>() {
+        return ExitCode::from(EXIT_NOT_THERE);
+    }
     match error.downcast_ref::<BenchError>() {
         Some(BenchError::StateNeverSeen { .. }) => ExitCode::from(EXIT_NO_STATE),
         _ => ExitCode::FAILURE,
@@ -193,6 +213,7 @@ fn exit(result: anyhow::Result<()>) -> ExitCode {
 }
 
 const EXIT_NO_STATE: u8 = 3;
+const EXIT_NOT_THERE: u8 = 4;
 
 const LONG_ABOUT: &str = "\
 Network I/O at wire speed, in user space.
@@ -201,7 +222,8 @@ A program gets its own virtual interface to the network; two programs on one hos
 through memory that both see, without the kernel in between. Begin with `highwire demo`.";
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done; 1 failed; 2 wrong command line; 3 the state asked for with --state never occurred.
+Exit codes: 0 done; 1 failed; 2 wrong command line; 3 the state asked for with --state never occurred;
+4 no such object: it is not there, its lease has ended, or it was lost with its node.
 A reader that closes the pipe early is not a failure.";
 
 #[cfg(test)]

@@ -1,0 +1,304 @@
+//! `highwire up`: a node that donates memory, until it is ended.
+
+use crate::figures;
+use crate::wire::KeyArgs;
+use anyhow::Context;
+use clap::Args;
+use highwire::netmem::{LeaveReport, Memory, MemoryError, MemoryOptions, NodeOptions, NodeServer};
+use highwire::rpc::Rpc;
+use highwire::{Address, Driver};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::{self, Write};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    /// Memory to donate, as 64M or 8G: from 1M to what the machine has. It is taken as it is used
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    memory: u64,
+    /// The node's name, which no other node may have; made of the host's name and the address if it is not given
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    name: Option<String>,
+    /// Where to listen: shm:NAME, shm:/PATH or udp:HOST:PORT, as others reach it; several times for several ways
+    ///
+    /// It is shm:highwire if it is not given: for processes of this user on this host.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<String>,
+    /// Join the nodes of the coordinator at this address
+    #[arg(long, value_name = "COORDINATOR", requires = "listen")]
+    join: Option<String>,
+    /// Copies of each object, on different nodes: with 2 they survive the loss of one node. The coordinator says it for all
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "join",
+          value_parser = clap::value_parser!(u8).range(1..=2))]
+    copies: u8,
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where nodes and their users meet if nobody says otherwise.
+pub(crate) const ADDRESS: &str = "shm:highwire";
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let rule = "write a number of bytes, or one with K, M, G or T, as 512M or 8G";
+    let (digits, shift) = match text.char_indices().next_back() {
+        Some((at, 'K' | 'k')) => (&text[..at], 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 30),
+        Some((at, 'T' | 't')) => (&text[..at], 40),
+        _ => (text, 0),
+    };
+    let number = digits.parse::<u64>().map_err(|_| rule.to_owned())?;
+    let bytes = number.checked_mul(1 << shift).ok_or_else(|| rule.to_owned())?;
+    if bytes < MEMORY_MIN {
+        return Err(format!("{} are too few: a node donates at least 1M", figures::bytes(bytes)));
+    }
+    let system = rustix::system::sysinfo();
+    let has = (system.totalram as u64).saturating_mul(system.mem_unit.into());
+    if bytes > has {
+        let (asked, has) = (figures::bytes(bytes), figures::bytes(has));
+        return Err(format!("{asked} are more than the {has} of this machine: donate less"));
+    }
+    Ok(bytes)
+}
+
+fn parse_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.chars().any(char::is_control) {
+        return Err("a name has at least one character, and none that cannot be printed".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// Runs a node until it is told to end.
+pub(crate) fn run(args: &UpArgs) -> anyhow::Result<()> {
+    if let Some(join) = &args.join {
+        // A node waits for a coordinator that is not there yet, but not for what is no address.
+        Address::parse(join)?;
+    }
+    // Before there is anything to lose.
+    let ending = Ending::new()?;
+    let (nic, known_by) = args.key.nic(CONNECT, Driver::Thread, None)?;
+    let rpc = Rpc::new(&nic)?;
+    let listen = if args.listen.is_empty() { vec![ADDRESS.to_owned()] } else { args.listen.clone() };
+    let name = args.name.clone().unwrap_or_else(|| default_name(&listen[0]));
+    let mut options = NodeOptions::new(args.memory, &listen[0]);
+    options.name.clone_from(&name);
+    options.listen = listen;
+    options.coordinator.clone_from(&args.join);
+    options.coordinating.copies = args.copies;
+    let node = NodeServer::start(&rpc, options)?;
+    let teller = Teller { json: args.json };
+    teller.started(args, &node, &name, &known_by);
+    let opens_in = node.opens_in();
+    if !opens_in.is_zero() {
+        warn(&format!(
+            "a coordinator was here less than a lease ago, and nodes may still hold what it gave them: nobody is let in for \
+             {:.1} s",
+            opens_in.as_secs_f64()
+        ));
+    }
+    let watched = watch(args, &rpc, &node, &name, &teller, &ending);
+    if watched.is_ok() {
+        let others = node.others();
+        if args.join.is_some() && others > 0 && node.incarnation().is_some() {
+            teller.leaving(node.figures().objects, others);
+        }
+    }
+    teller.left(args, &node.leave(LEAVE_FOR));
+    watched
+}
+
+/// Tells how the node stands, until it is to end.
+fn watch(
+    args: &UpArgs,
+    rpc: &Rpc,
+    node: &NodeServer,
+    name: &str,
+    teller: &Teller,
+    ending: &Ending,
+) -> anyhow::Result<()> {
+    let (mut life, mut out_since, mut told) = (None, Instant::now(), false);
+    loop {
+        let now = node.incarnation();
+        if now != life {
+            match (&args.join, now) {
+                (Some(join), Some(_)) => teller.joined(join, node.others()),
+                (None, Some(_)) if told => warn("nodes are let in now"),
+                (_, None) => warn("the lease has ended, and with it all that was here: the coordinator did not answer"),
+                (None, Some(_)) => {}
+            }
+            (life, out_since, told) = (now, Instant::now(), false);
+        }
+        if now.is_none() && !told && out_since.elapsed() > OUT_FOR {
+            told = true;
+            if let Some(join) = &args.join {
+                tell_why_out(rpc, node, name, join)?;
+            }
+        }
+        if ending.wait(if now.is_some() { LOOK_EVERY } else { LOOK_OFTEN }) {
+            return Ok(());
+        }
+    }
+}
+
+/// Says why the coordinator has not let this node in. What does not change by itself is an error.
+fn tell_why_out(rpc: &Rpc, node: &NodeServer, name: &str, join: &str) -> anyhow::Result<()> {
+    let reason = match Memory::connect(rpc, join, MemoryOptions::default()) {
+        Err(error @ MemoryError::NotCoordinator { .. }) => return Err(error.into()),
+        Err(error) => error.to_string(),
+        Ok(memory) => {
+            let members = memory.map().map(|map| map.nodes).unwrap_or_default();
+            if members.iter().any(|member| member.node == node.id()) {
+                format!("there is a node {name:?} already; if it is another one, give this one another --name")
+            } else {
+                format!("the coordinator at {join} lets nobody in at present")
+            }
+        }
+    };
+    warn(&format!("{reason}; it goes on trying"));
+    Ok(())
+}
+
+/// Makes a name that is another on each host and at each address.
+fn default_name(address: &str) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    match address.ends_with(":0") {
+        // Its port is not known yet.
+        true => format!("{host} {address} {}", std::process::id()),
+        false => format!("{host} {address}"),
+    }
+}
+
+/// The wish of whoever started it, that it end.
+struct Ending(Receiver<i32>);
+
+impl Ending {
+    fn new() -> anyhow::Result<Ending> {
+        let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
+        let (wish, wished) = mpsc::channel();
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            for (number, signal) in signals.forever().enumerate() {
+                if number > 0 {
+                    // A second one does not wait for anything.
+                    warn("ended at once: what was here is lost");
+                    std::process::exit(1);
+                }
+                // Where nobody hears it, it is ending already.
+                let _ = wish.send(signal);
+            }
+        })?;
+        Ok(Ending(wished))
+    }
+
+    /// True if it is to end.
+    fn wait(&self, timeout: Duration) -> bool {
+        !matches!(self.0.recv_timeout(timeout), Err(RecvTimeoutError::Timeout))
+    }
+}
+
+/// Prints, if anybody reads: a node goes on without.
+struct Teller {
+    json: bool,
+}
+
+impl Teller {
+    fn tell(&self, text: &str, object: &Value) {
+        let _ = crate::print(&if self.json { format!("{object}\n") } else { text.to_owned() });
+    }
+
+    fn started(&self, args: &UpArgs, node: &NodeServer, name: &str, known_by: &str) {
+        let mut text = String::new();
+        for address in node.addresses() {
+            text += &format!("listening at {address} with {known_by}; stop with Ctrl-C\n");
+        }
+        text += &format!(
+            "donating {} as {name:?}: what is put here is gone when this ends, unless other nodes take it over\n",
+            figures::bytes(args.memory)
+        );
+        let at = args.join.as_deref().unwrap_or(&node.addresses()[0]);
+        let at = if at == ADDRESS { String::new() } else { format!(" --at {at}") };
+        text += &format!("use it: highwire mem put NAME FILE{at}; highwire mem get NAME{at}\n");
+        let object = json!({
+            "event": "up", "addresses": node.addresses(), "memory_bytes": args.memory, "name": name,
+            "coordinator": args.join.is_none(), "join": args.join, "known_by": known_by,
+            "opens_in_s": node.opens_in().as_secs_f64(),
+        });
+        self.tell(&text, &object);
+    }
+
+    fn joined(&self, join: &str, others: usize) {
+        let nodes = if others == 1 { "1 other node".to_owned() } else { format!("{others} other nodes") };
+        let object = json!({ "event": "joined", "coordinator": join, "other_nodes": others });
+        self.tell(&format!("joined the nodes of {join}: {nodes}\n"), &object);
+    }
+
+    fn leaving(&self, objects: u64, others: usize) {
+        let object = json!({ "event": "leaving", "objects": objects, "other_nodes": others });
+        let (objects, nodes) = (count(objects, "object"), count(others as u64, "other node"));
+        self.tell(&format!("handing {objects} over to {nodes}; Ctrl-C again ends at once\n"), &object);
+    }
+
+    fn left(&self, args: &UpArgs, report: &LeaveReport) {
+        let LeaveReport { handed_over, objects_lost, pages_lost, nodes_orphaned } = *report;
+        let mut text = if handed_over { "left, and handed its objects over".to_owned() } else { "ended".to_owned() };
+        let mut lost = Vec::new();
+        if objects_lost > 0 {
+            lost.push(count(objects_lost, "object"));
+        }
+        if pages_lost > 0 {
+            lost.push(format!("{} of paged regions", count(pages_lost.into(), "page")));
+        }
+        text += &match lost.is_empty() {
+            true => "; nothing is lost here".to_owned(),
+            false => format!("; lost: {}", lost.join(" and ")),
+        };
+        if nodes_orphaned > 0 {
+            let nodes = count(nodes_orphaned as u64, "other node");
+            text += &format!("; this was the coordinator: {nodes} lost it, and empty themselves");
+        }
+        let object = json!({
+            "event": "left", "coordinator": args.join.is_none(), "handed_over": handed_over,
+            "objects_lost": objects_lost, "pages_lost": pages_lost, "nodes_orphaned": nodes_orphaned,
+        });
+        self.tell(&format!("{text}\n"), &object);
+    }
+}
+
+fn count(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
+fn warn(text: &str) {
+    let _ = writeln!(io::stderr(), "highwire: {text}");
+}
+
+const MEMORY_MIN: u64 = 1 << 20;
+const CONNECT: Duration = Duration::from_secs(5);
+/// A node whose coordinator is gone stops by itself, long before.
+const LEAVE_FOR: Duration = Duration::from_secs(3600);
+/// How long the coordinator may take to let a node in before somebody wants to know why.
+const OUT_FOR: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_OFTEN: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_or_refused() {
+        assert_eq!(parse_memory("1048576"), Ok(1 << 20));
+        assert_eq!(["1024K", "2M", "2m"].map(parse_memory), [Ok(1 << 20), Ok(2 << 20), Ok(2 << 20)]);
+        for nonsense in ["", "M", "much", "1.5G", "-1M", "1MB", "99999999999T", "8 G", "½"] {
+            assert!(parse_memory(nonsense).unwrap_err().contains("as 512M or 8G"), "{nonsense}");
+        }
+        assert!(parse_memory("1023K").unwrap_err().contains("at least 1M"));
+        assert!(parse_memory("0").unwrap_err().contains("at least 1M"));
+        assert!(parse_memory("1000T").unwrap_err().contains("of this machine"));
+    }
+}
