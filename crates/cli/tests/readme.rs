@@ -13,7 +13,8 @@ fn every_command_of_the_readme_works() {
     let commands = commands(&document("README.md"));
     assert!(commands.iter().any(|command| command == "cargo run --release -- demo"), "{commands:#?}");
     assert!(commands.iter().any(|command| command == "./test"), "{commands:#?}");
-    let with_another = ["--example hello", "--example stream", "cluster.key", "shm:inbox", REDIS_PORT];
+    let with_another =
+        ["--example hello", "--example stream", "cluster.key", "shm:inbox", " -- up ", " -- mem ", REDIS_PORT];
     let alone = |command: &&String| !with_another.iter().any(|word| command.contains(word));
     let folder = tempfile::tempdir().unwrap();
     let recorded = folder.path().join("run.pcap");
@@ -65,6 +66,28 @@ fn two_terminals_bring_a_file() {
         command.replace("/tmp", there)
     });
     assert_eq!(std::fs::read_to_string(folder.path().join("README.md")).unwrap(), document("README.md"));
+}
+
+#[test]
+fn two_terminals_keep_an_object() {
+    let commands = commands(&document("README.md"));
+    let names = tempfile::Builder::new().prefix("hw").tempdir().unwrap();
+    let in_terminal = |command: &String| {
+        let mut terminal = shell(command);
+        terminal.env("HIGHWIRE_RUNTIME_DIR", names.path()).env_remove("HIGHWIRE_MEM").stdout(Stdio::piped());
+        terminal
+    };
+    let up = commands.iter().find(|command| command.contains(" -- up ")).unwrap();
+    let mut node = Ended(in_terminal(up).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(node.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("listening at shm:highwire"), "{line:?}");
+    let mut told = String::new();
+    for command in commands.iter().filter(|command| command.contains(" -- mem ")) {
+        let said = in_terminal(command).output().unwrap().assert().success();
+        told += &String::from_utf8_lossy(&said.get_output().stdout);
+    }
+    assert!(told.contains(&document("README.md")) && told.contains("lease left"), "{told}");
 }
 
 /// Runs two commands of the README that have these words: `one` until its socket is there, and then `another`. What
@@ -212,7 +235,7 @@ fn every_promise_names_tests_that_exist() {
 }
 
 #[test]
-fn unsafe_code_is_forbidden_everywhere_but_in_mem_preload_the_fault_handler_and_the_system_calls_of_link() {
+fn unsafe_code_is_forbidden_everywhere_but_where_it_is_said_to_be() {
     let link = root().join("crates/link/src");
     assert!(std::fs::read_to_string(link.join("lib.rs")).unwrap().contains("\n#![deny(unsafe_code)]\n"));
     let sources = ["", "udp"].map(|folder| std::fs::read_dir(link.join(folder)).unwrap());
@@ -225,6 +248,13 @@ fn unsafe_code_is_forbidden_everywhere_but_in_mem_preload_the_fault_handler_and_
     }
     let netmem = root().join("crates/netmem/src");
     assert!(std::fs::read_to_string(netmem.join("lib.rs")).unwrap().contains("\n#![deny(unsafe_code)]\n"));
+    let sources = ["", "client", "donation", "node", "paging"];
+    let sources = sources.map(|folder| std::fs::read_dir(netmem.join(folder)).unwrap());
+    for path in sources.into_iter().flatten().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        let unsafe_here = std::fs::read_to_string(&path).unwrap().contains("unsafe {");
+        let allowed = path.ends_with("paging/sys.rs") || path.ends_with("paging/fault.rs");
+        assert!(!unsafe_here || allowed, "{path:?} has unsafe code");
+    }
     let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let allowed = |path: &PathBuf| ["mem", "link", "preload", "netmem"].iter().any(|name| path.ends_with(name));
     for path in crates.filter(|path| !allowed(path)) {

@@ -1,0 +1,410 @@
+//! `highwire up` and `highwire mem` as processes: what they print, with which code they end, and what becomes of objects
+//! when a node ends or is killed.
+
+mod place;
+
+use assert_cmd::assert::{Assert, OutputAssertExt};
+use place::{BINARY, Echo, Place};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+#[test]
+fn objects_are_put_got_listed_told_about_renewed_and_removed_over_each_path() {
+    let place = Place::new();
+    let key = place.path().join("cluster.key").to_str().unwrap().to_owned();
+    place.highwire(&["key", "new", &key]).assert().code(0);
+    let listen = ["--listen", "shm:highwire", "--listen", "udp:127.0.0.1:0", "--key", &key];
+    let node = Node::start(&place, &listen);
+    assert_eq!(node.addresses.len(), 2);
+    let (letter, back) = (place.path().join("letter"), place.path().join("back"));
+    let content: Vec<u8> = (0..3_000_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    fs::write(&letter, &content).unwrap();
+    for (address, with) in [(None, vec![]), (Some(node.addresses[1].as_str()), vec!["--key", key.as_str()])] {
+        let at: Vec<&str> = address.map_or(vec![], |address| vec!["--at", address]).into_iter().chain(with).collect();
+        let mem = |arguments: &[&str]| place.highwire(&["mem"]).args(arguments).args(&at).output().unwrap().assert();
+        let put = mem(&["put", "letter", letter.to_str().unwrap(), "--lease", "15m", "--pin"]).code(0);
+        assert_eq!(
+            (stdout(&put), stderr(&put)),
+            (String::new(), String::new()),
+            "there is no terminal to show progress on"
+        );
+        mem(&["get", "letter", "-o", back.to_str().unwrap()]).code(0);
+        assert!(fs::read(&back).unwrap() == content, "over {at:?}");
+        let parts = fs::read_dir(place.path()).unwrap().filter(|entry| is_part(entry.as_ref().unwrap())).count();
+        assert_eq!(parts, 0);
+        let got = mem(&["get", "letter"]).code(0);
+        assert!(got.get_output().stdout == content);
+        put_text(&place, "note", "from a pipe", &at).code(0);
+        assert_eq!(stdout(&mem(&["get", "note"]).code(0)), "from a pipe");
+        let listed = stdout(&mem(&["list"]).code(0));
+        assert!(listed.contains("lease left") && listed.contains("letter") && listed.contains("3000000"), "{listed}");
+        let listed = stdout(&mem(&["list", "--json", "le"]).code(0));
+        let object = json(&listed);
+        assert_eq!((&object["name"], &object["bytes"]), (&"letter".into(), &3_000_000.into()), "{listed}");
+        assert_eq!(object["pinned"], true);
+        assert!((800.0..=900.0).contains(&object["lease_left_s"].as_f64().unwrap()), "{listed}");
+        mem(&["renew", "letter", "--lease", "2d"]).code(0);
+        let told = json(&stdout(&mem(&["stat", "letter", "--json"]).code(0)));
+        assert!(told["lease_left_s"].as_f64().unwrap() > 86_400.0, "{told}");
+        assert!(stdout(&mem(&["stat", "letter"]).code(0)).contains("lease left  1d 23h"));
+        let absent = put_text(&place, "note", "other", &[&at[..], &["--if-absent"]].concat()).code(1);
+        assert!(stderr(&absent).contains("\"note\" is there already"), "{}", stderr(&absent));
+        assert_eq!(stdout(&mem(&["get", "note"]).code(0)), "from a pipe");
+        mem(&["rm", "letter"]).code(0);
+        for gone in [["get", "letter"], ["rm", "letter"], ["stat", "letter"]] {
+            let told = mem(&gone).code(4);
+            assert_eq!(stderr(&told), "highwire: \"letter\" is not there\n", "{gone:?}");
+        }
+        mem(&["renew", "letter", "--lease", "1h"]).code(4);
+    }
+    // The variable stands in for --at.
+    let mut other = place.highwire(&["mem", "stat", "--json"]);
+    let told = json(&stdout(&other.env("HIGHWIRE_MEM", "shm:highwire").assert().code(0)));
+    let nodes = told["nodes"].as_array().unwrap();
+    assert_eq!((nodes.len(), &nodes[0]["objects"], &told["copies"]), (1, &1.into(), &1.into()), "{told}");
+    assert_eq!(nodes[0]["memory_bytes"], 16 << 20);
+    let nobody = other.env("HIGHWIRE_MEM", "shm:nobody").assert().code(1);
+    assert!(stderr(&nobody).contains("highwire up --memory SIZE"), "{}", stderr(&nobody));
+    let ended = node.end("INT");
+    assert_eq!(ended.status.code(), Some(0));
+    let said = String::from_utf8(ended.stdout).unwrap();
+    assert!(said.ends_with("ended; lost: 1 object\n"), "{said}");
+}
+
+#[test]
+fn a_wrong_command_line_ends_with_2_and_says_what_is_right() {
+    let place = Place::new();
+    let cases: &[(&[&str], &str)] = &[
+        (&["up"], "--memory"),
+        (&["up", "--memory", "much"], "as 512M or 8G"),
+        (&["up", "--memory", "12Q"], "as 512M or 8G"),
+        (&["up", "--memory", "1000K"], "at least 1M"),
+        (&["up", "--memory", "900T"], "of this machine"),
+        (&["up", "--memory", "1M", "--copies", "3"], "1..=2"),
+        (&["up", "--memory", "1M", "--join", "shm:x"], "--listen"),
+        (&["up", "--memory", "1M", "--name", ""], "at least one character"),
+        (&["mem"], "Commands:"),
+        (&["mem", "put"], "<NAME>"),
+        (&["mem", "put", "x", "--lease", "soon"], "as 500ms"),
+        (&["mem", "renew", "x"], "--lease"),
+        (&["mem", "list", "--insecure", "--key", "k"], "cannot be used with"),
+    ];
+    for (arguments, expected) in cases {
+        let wrong = place.highwire(arguments).assert().code(2);
+        assert!(stderr(&wrong).contains(expected), "{arguments:?}: {expected:?} is missing in:\n{}", stderr(&wrong));
+    }
+    let help = stdout(&place.highwire(&["mem", "--help"]).assert().code(0));
+    assert!(help.contains("4 no such object"), "{help}");
+    assert!(stdout(&place.highwire(&["up", "--help"]).assert().code(0)).contains("shm:highwire"));
+}
+
+#[test]
+fn what_cannot_be_done_is_told_with_1() {
+    let place = Place::new();
+    let _node = Node::start(&place, &[]);
+    let huge = place.path().join("huge");
+    fs::File::create(&huge).unwrap().set_len((1 << 30) + 1).unwrap();
+    let (huge, here) = (huge.to_str().unwrap(), place.path().to_str().unwrap());
+    let long = "n".repeat(256);
+    let cases: &[(&[&str], &str)] = &[
+        (&["mem", "put", "x", huge], "larger than 1 GiB"),
+        (&["mem", "put", "x", here], "is a directory"),
+        (&["mem", "put", "x", "/nowhere/at/all"], "cannot be read"),
+        (&["mem", "put", &long, "/dev/null"], "255 bytes"),
+        (&["mem", "put", "x", "/dev/null", "--at", "nonsense"], "nonsense"),
+        (&["up", "--memory", "1M"], "in use"),
+        (&["up", "--memory", "1M", "--listen", "udp:0.0.0.0:0"], "the address of this host"),
+        (&["up", "--memory", "1M", "--listen", "shm:b", "--join", "nonsense"], "nonsense"),
+    ];
+    for (arguments, expected) in cases {
+        let failed = place.highwire(arguments).assert().code(1);
+        assert!(stderr(&failed).contains(expected), "{arguments:?}: {expected:?} is missing in:\n{}", stderr(&failed));
+    }
+    // Somebody is there, but no node.
+    let echo = Echo::start(&mut place.echo("shm:echo", &[]));
+    let failed = place.highwire(&["mem", "get", "x", "--at", &echo.address]).assert().code(1);
+    assert!(stderr(&failed).contains("no coordinator of network memory answers"), "{}", stderr(&failed));
+    // More than there is: the object is not there, and the others are.
+    let large = place.path().join("large");
+    fs::write(&large, vec![1; 17 << 20]).unwrap();
+    put_text(&place, "kept", "yes", &[]).code(0);
+    let full = place.highwire(&["mem", "put", "large", large.to_str().unwrap()]).assert().code(1);
+    assert!(stderr(&full).contains("donate more memory"), "{}", stderr(&full));
+    assert_eq!(stdout(&place.highwire(&["mem", "get", "kept"]).assert().code(0)), "yes");
+    let output = place.path().join("missing/file");
+    let failed = place.highwire(&["mem", "get", "kept", "-o", output.to_str().unwrap()]).assert().code(1);
+    assert!(stderr(&failed).contains("cannot be written"), "{}", stderr(&failed));
+    // A reader who has read enough is no failure.
+    let pipe = format!("{BINARY} mem get kept | true; exit ${{PIPESTATUS[0]}}");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &pipe]).env("HIGHWIRE_RUNTIME_DIR", place.path().join("run")).assert().code(0);
+}
+
+#[test]
+fn an_object_whose_lease_has_ended_is_told_with_4() {
+    let place = Place::new();
+    let _node = Node::start(&place, &[]);
+    put_text(&place, "short", "lived", &["--lease", "300ms"]).code(0);
+    std::thread::sleep(Duration::from_millis(400));
+    for arguments in [&["mem", "get", "short"][..], &["mem", "renew", "short", "--lease", "1h"]] {
+        let gone = place.highwire(arguments).assert().code(4);
+        assert!(stderr(&gone).contains("\"short\" is not there"), "{}", stderr(&gone));
+    }
+}
+
+#[test]
+fn what_was_on_a_node_that_is_killed_is_lost_and_the_rest_is_there() {
+    let place = Place::new();
+    let _first = Node::start(&place, &[]);
+    let second = Node::start(&place, &["--listen", "shm:second", "--join", "shm:highwire"]);
+    let before = put_many(&place);
+    assert!(before.iter().all(|objects| *objects > 0), "they are spread: {before:?}");
+    second.end("KILL");
+    let (kept, lost) = look_for_all(&place);
+    assert_eq!((kept, lost.len() as u64), (before[0], before[1]));
+    assert!(lost.iter().all(|said| said.contains("lost with node")), "{lost:?}");
+}
+
+#[test]
+fn with_two_copies_nothing_is_lost_with_a_node_that_is_killed() {
+    let place = Place::new();
+    let _first = Node::start(&place, &["--copies", "2"]);
+    let second = Node::start(&place, &["--listen", "shm:second", "--join", "shm:highwire"]);
+    put_many(&place);
+    second.end("KILL");
+    assert_eq!(look_for_all(&place), (OBJECTS, vec![]));
+}
+
+#[test]
+fn a_node_that_is_ended_hands_its_objects_over() {
+    let place = Place::new();
+    let first = Node::start(&place, &[]);
+    let second = Node::start(&place, &["--listen", "shm:second", "--join", "shm:highwire"]);
+    let before = put_many(&place);
+    assert!(before[1] > 0, "they are spread: {before:?}");
+    let ended = second.end("TERM");
+    let said = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("over to 1 other node") && said.ends_with("handed its objects over; nothing is lost here\n"),
+        "{said}"
+    );
+    assert_eq!(look_for_all(&place), (OBJECTS, vec![]));
+    let third = Node::start(&place, &["--listen", "shm:third", "--join", "shm:highwire", "--json"]);
+    wait_for_nodes(&place, 2);
+    // Without the coordinator nobody has anything.
+    let said = String::from_utf8(first.end("INT").stdout).unwrap();
+    assert!(said.contains("1 other node lost it, and empty"), "{said}");
+    let said = third.end("INT");
+    let left = json(String::from_utf8(said.stdout).unwrap().lines().last().unwrap());
+    assert_eq!((&left["event"], &left["handed_over"]), (&"left".into(), &false.into()), "{left}");
+}
+
+#[test]
+fn a_coordinator_that_was_killed_waits_when_it_starts_again_and_one_that_ended_does_not() {
+    let place = Place::new();
+    Node::start(&place, &[]).end("KILL");
+    let began = Instant::now();
+    let again = Node::start(&place, &[]);
+    // It is waited for, as by every client.
+    put_text(&place, "late", "but stored", &[]).code(0);
+    assert!(began.elapsed() > Duration::from_secs(3), "after {:?}", began.elapsed());
+    let ended = again.end("INT");
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(said.contains("nobody is let in for 3.") && said.contains("nodes are let in now"), "{said}");
+    let third = Node::start(&place, &[]);
+    put_text(&place, "soon", "stored", &[]).code(0);
+    assert_eq!(String::from_utf8(third.end("TERM").stderr).unwrap(), "");
+}
+
+#[test]
+fn a_node_that_is_not_let_in_says_why() {
+    let place = Place::new();
+    let up = ["up", "--memory", "1M", "--listen", "shm:second", "--join", "shm:highwire"];
+    let alone = Node::of(place.highwire(&up));
+    std::thread::sleep(Duration::from_secs(4));
+    let said = String::from_utf8(alone.end("INT").stderr).unwrap();
+    assert!(said.contains("no coordinator of network memory answers at shm:highwire"), "{said}");
+    let _first = Node::start(&place, &["--name", "one"]);
+    let second = Node::start(&place, &["--listen", "shm:second", "--join", "shm:highwire"]);
+    let wrong = place.highwire(&["up", "--memory", "1M", "--listen", "shm:third", "--join", "shm:second"]).assert();
+    assert!(stderr(&wrong.code(1)).contains("not the coordinator"));
+    let same = Node::of(
+        place.highwire(&[&up[..3], &["--listen", "shm:x", "--join", "shm:highwire", "--name", "one"]].concat()),
+    );
+    std::thread::sleep(Duration::from_secs(4));
+    let said = String::from_utf8(same.end("INT").stderr).unwrap();
+    assert!(said.contains("there is a node \"one\" already"), "{said}");
+    drop(second);
+}
+
+#[test]
+fn a_user_without_privileges_has_nodes_and_objects_of_its_own() {
+    let place = Place::new();
+    let mut up = place.highwire(&["up", "--memory", "16M"]);
+    let mut get = place.highwire(&["mem", "get", "mine"]);
+    let mut put = place.highwire(&["mem", "put", "mine"]);
+    if fs::metadata("/proc/self").unwrap().uid() == 0 {
+        chown(place.path().join("run"), Some(NOBODY), Some(NOBODY)).unwrap();
+        fs::set_permissions(place.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        for command in [&mut up, &mut get, &mut put] {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+    } else {
+        eprintln!("NOT TESTED, needs root: a user other than the one who runs the tests");
+    }
+    let _node = Node::of(up);
+    fed(&mut put, "nobody's").code(0);
+    assert_eq!(stdout(&get.assert().code(0)), "nobody's");
+}
+
+/// How many objects each node has.
+fn objects_on_nodes(place: &Place) -> Vec<u64> {
+    let told = json(&stdout(&place.highwire(&["mem", "stat", "--json"]).assert().code(0)));
+    let objects = |node: &Value| node["objects"].as_u64().unwrap_or(0);
+    told["nodes"].as_array().unwrap().iter().map(objects).collect()
+}
+
+fn wait_for_nodes(place: &Place, count: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while objects_on_nodes(place).len() != count {
+        assert!(Instant::now() < deadline, "there are not {count} nodes");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Puts as many objects as tell something about all of them, and says how many each node has.
+fn put_many(place: &Place) -> Vec<u64> {
+    let nodes = || objects_on_nodes(place);
+    let deadline = Instant::now() + PATIENCE;
+    wait_for_nodes(place, 2);
+    // Buckets have moved once the second has something.
+    for number in 0..OBJECTS {
+        put_text(place, &format!("object {number}"), &format!("content {number}"), &[]).code(0);
+    }
+    while nodes()[1] == 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Until nothing moves any more.
+    let mut before = nodes();
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let after = nodes();
+        if before == after {
+            return after;
+        }
+        assert!(Instant::now() < deadline, "they do not settle: {after:?}");
+        before = after;
+    }
+}
+
+/// How many objects are there, and what is said of the others.
+fn look_for_all(place: &Place) -> (u64, Vec<String>) {
+    let (mut kept, mut lost) = (0, Vec::new());
+    for number in 0..OBJECTS {
+        let got = place.highwire(&["mem", "get", &format!("object {number}")]).output().unwrap();
+        match got.status.code() {
+            Some(0) => {
+                assert_eq!(got.stdout, format!("content {number}").as_bytes());
+                kept += 1;
+            }
+            Some(4) => lost.push(String::from_utf8(got.stderr).unwrap()),
+            _ => panic!("{got:?}"),
+        }
+    }
+    (kept, lost)
+}
+
+fn put_text(place: &Place, name: &str, text: &str, with: &[&str]) -> Assert {
+    fed(place.highwire(&["mem", "put", name]).args(with), text)
+}
+
+/// Runs a command that reads this.
+fn fed(command: &mut Command, text: &str) -> Assert {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // One that ends without reading is judged by how it ends.
+    let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
+    child.wait_with_output().unwrap().assert()
+}
+
+fn is_part(entry: &fs::DirEntry) -> bool {
+    entry.file_name().to_string_lossy().ends_with(".part")
+}
+
+/// A node that has said where it listens; ended with this value, if not before.
+struct Node {
+    child: Child,
+    addresses: Vec<String>,
+    out: BufReader<ChildStdout>,
+}
+
+impl Node {
+    fn start(place: &Place, with: &[&str]) -> Node {
+        let mut up = place.highwire(&["up", "--memory", "16M"]);
+        up.args(with);
+        Node::of(up)
+    }
+
+    fn of(mut up: Command) -> Node {
+        let mut child = up.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut addresses = Vec::new();
+        loop {
+            let mut line = String::new();
+            if out.read_line(&mut line).unwrap() == 0 {
+                panic!("it has ended: {:?}", child.wait_with_output());
+            }
+            if line.starts_with("use it: ") || line.starts_with('{') {
+                return Node { child, addresses, out };
+            }
+            if line.starts_with("listening at ") {
+                addresses.push(line.split(' ').nth(2).unwrap().to_owned());
+            }
+        }
+    }
+
+    /// Sends it a signal and waits for its end; one that hangs is killed, and has no code.
+    fn end(mut self, signal: &str) -> Output {
+        let whom = self.child.id().to_string();
+        Command::new("bash").args(["-c", "kill -s \"$0\" \"$1\"", signal, &whom]).assert().success();
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = self.child.kill();
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        self.out.read_to_end(&mut stdout).unwrap();
+        self.child.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+        Output { status: self.child.wait().unwrap(), stdout, stderr }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in:\n{text}"))
+}
+
+fn stdout(assert: &Assert) -> String {
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn stderr(assert: &Assert) -> String {
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+/// Enough that two nodes have some of them each.
+const OBJECTS: u64 = 24;
+const NOBODY: u32 = 65534;
+/// What takes so long does not come to its end.
+const PATIENCE: Duration = Duration::from_secs(60);
