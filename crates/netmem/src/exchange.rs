@@ -31,6 +31,12 @@ pub(crate) const LOOK: u16 = 2;
 pub(crate) const PEER: u16 = 3;
 pub(crate) const COORDINATOR: u16 = 4;
 pub(crate) const DONATION: u16 = 5;
+/// As [`CHANGE`] and [`LOOK`], with so many bytes that they would hold up the calls behind them.
+pub(crate) const CHANGE_LARGE: u16 = 6;
+pub(crate) const LOOK_LARGE: u16 = 7;
+
+/// Bytes beside a request or an answer from which on it is a large one.
+pub(crate) const LARGE_BYTES: usize = 4 << 20;
 
 impl Question for Request {
     type Answer = Answer;
@@ -177,9 +183,15 @@ pub(crate) fn ask<Q: Question>(
         Ok(arguments) => arguments,
         Err(_) => return (Err(CallError::BadArguments), payload),
     };
-    let method = Method { service: SERVICE, version: VERSION, method: question.method() };
     let deadline = highwire_mem::deadline(timeout);
     loop {
+        let beside = payload.as_ref().map_or(0, |buffer| buffer.len()).max(room);
+        let method = match question.method() {
+            CHANGE if beside >= LARGE_BYTES => CHANGE_LARGE,
+            LOOK if beside >= LARGE_BYTES => LOOK_LARGE,
+            method => method,
+        };
+        let method = Method { service: SERVICE, version: VERSION, method };
         let left = deadline.saturating_duration_since(std::time::Instant::now());
         let mut call = client.call(method).arguments(&arguments).deadline(left);
         if let Some(buffer) = payload.take() {

@@ -28,7 +28,7 @@ use lead::{Deed, Follow, Lead, Op, Part, Place};
 use paged::Paged;
 use replicate::Calls;
 use std::collections::VecDeque;
-use store::Store;
+use store::{Staged, Store};
 
 /// What a node wants sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +67,13 @@ enum Standing {
     Left,
 }
 
+/// Bytes that are being brought to a node piece by piece, for an object: see [`Node::stage`].
+#[derive(Debug)]
+pub struct Staging {
+    life: Incarnation,
+    staged: Staged,
+}
+
 /// A node's state.
 #[derive(Debug)]
 pub struct Node {
@@ -85,6 +92,8 @@ pub struct Node {
     random: u64,
     nonce: u64,
     leaving: bool,
+    /// The body of the request that is being handled, if it was brought before.
+    staged: Option<Staged>,
     /// Objects that no other node had room for when this one was to leave.
     unplaced: u64,
     /// The request to the coordinator that waits for its answer, and when it was made.
@@ -116,6 +125,7 @@ impl Node {
             random,
             nonce: mix(random),
             leaving: false,
+            staged: None,
             unplaced: 0,
             asking: None,
             ask_at: 0,
@@ -313,6 +323,47 @@ impl Node {
         self.handle_timeout(now);
     }
 
+    /// Begins to bring the bytes of an object of `length`, so that a large one does not keep the node from everything else,
+    /// its lease included. What has begun ends in [`handle_staged`](Node::handle_staged) or [`unstage`](Node::unstage).
+    pub fn begin_staging(&mut self, now: u64, length: u64) -> Result<Staging, Refusal> {
+        self.lapse(now);
+        let life = self.incarnation().ok_or(Refusal::NoLease)?;
+        self.store.check_room(&self.config, length)?;
+        Ok(Staging { life, staged: Staged { pages: Vec::new(), length: 0 } })
+    }
+
+    /// Brings a piece; each but the last fills its pages.
+    pub fn stage(&mut self, now: u64, staging: &mut Staging, piece: &[u8]) -> Result<(), Refusal> {
+        self.lapse(now);
+        if self.incarnation() != Some(staging.life) {
+            return Err(Refusal::NoLease);
+        }
+        self.store.stage_more(&mut staging.staged, piece)?;
+        self.handle_timeout(now);
+        Ok(())
+    }
+
+    /// Gives up what was brought.
+    pub fn unstage(&mut self, staging: Staging) {
+        // Pages of a life that is over were freed with it.
+        if self.incarnation() == Some(staging.life) {
+            self.store.give(staging.staged.pages);
+        }
+    }
+
+    /// A request to put what was brought.
+    pub fn handle_staged(&mut self, now: u64, token: u64, request: Request, staging: Staging) {
+        self.lapse(now);
+        if self.incarnation() != Some(staging.life) {
+            return self.answer(token, Answer::Refused(Refusal::NoLease));
+        }
+        self.staged = Some(staging.staged);
+        self.handle_request(now, token, request, &[]);
+        if let Some(refused) = self.staged.take() {
+            self.store.give(refused.pages);
+        }
+    }
+
     fn answer(&mut self, token: u64, answer: Answer) {
         self.outputs.push_back(Output::Answer { token, answer, body: Vec::new() });
     }
@@ -378,7 +429,10 @@ impl Node {
                 self.config.check_lease(lease_ns)?;
                 let bucket = self.check_open(self.bucket_of(&name))?;
                 self.store.check_count(&self.config, bucket, &name)?;
-                let staged = self.store.stage(&self.config, body)?;
+                let staged = match self.staged.take() {
+                    Some(staged) => staged,
+                    None => self.store.stage(&self.config, body)?,
+                };
                 self.enqueue(now, Op { token, name, deed: Deed::Put { staged, lease_ns, pinned }, only_if });
                 Ok(None)
             }

@@ -9,13 +9,13 @@
 use crate::coordinator::{self, Coordinator, CoordinatorAnswer, CoordinatorRequest};
 use crate::donation::{Donation, DonationError, PAGE_BYTES};
 use crate::exchange::{
-    self, CHANGE, COORDINATOR, DONATION, Frames, HereItIs, LOOK, PEER, SERVICE, VERSION, boot_ns, random, reachable,
-    ways,
+    self, CHANGE, CHANGE_LARGE, COORDINATOR, DONATION, Frames, HereItIs, LARGE_BYTES, LOOK, LOOK_LARGE, PEER, SERVICE,
+    VERSION, boot_ns, random, reachable, ways,
 };
 use crate::map::mix;
 use crate::mark::{self, Marks, Unwritable};
-use crate::node::{self, Node, Output};
-use crate::request::{Figures, PeerRequest, Request as Asked};
+use crate::node::{self, Node, Output, Staging};
+use crate::request::{Answer, Figures, PeerRequest, Refusal, Request as Asked};
 use crate::types::{Incarnation, NodeId};
 use highwire_rpc::{
     CallError, Client, ClientOptions, Deferred, Manner, Reply, Request, Rpc, Serve, ServeError, Server, ServerOptions,
@@ -314,7 +314,7 @@ impl Drop for NodeServer {
     }
 }
 
-/// Runs where calls arrive: nothing in it blocks.
+/// Runs where calls arrive: nothing in it blocks. Large ones run elsewhere, where they hold up nobody.
 struct Handler(Arc<Shared>);
 
 impl Serve for Handler {
@@ -322,13 +322,16 @@ impl Serve for Handler {
         match method {
             CHANGE | PEER => Some(Manner::default().quick()),
             LOOK | COORDINATOR | DONATION => Some(Manner::default().quick().repeatable()),
+            CHANGE_LARGE => Some(Manner::default()),
+            LOOK_LARGE => Some(Manner::default().repeatable()),
             _ => None,
         }
     }
 
     fn serve(&self, request: Request<'_>, reply: &mut Reply) {
         match request.method() {
-            CHANGE | LOOK => self.0.asked(request, reply),
+            CHANGE | LOOK => self.0.asked(request, reply, None),
+            CHANGE_LARGE | LOOK_LARGE => self.0.asked_for_much(request, reply),
             PEER => match request.decode::<PeerRequest>() {
                 Some(asked) => {
                     let answer = self.0.node().handle_peer(boot_ns(), asked, request.payload());
@@ -378,12 +381,46 @@ impl Shared {
         }
     }
 
-    fn asked(self: &Arc<Shared>, request: Request<'_>, reply: &mut Reply) {
-        let Some(asked) = request.decode::<Asked>() else { return reply.bad_arguments() };
+    /// Something large. The node is told piece by piece, so that it can renew its lease meanwhile.
+    fn asked_for_much(self: &Arc<Shared>, request: Request<'_>, reply: &mut Reply) {
+        if request.payload().len() < LARGE_BYTES {
+            return self.asked(request, reply, None);
+        }
+        match self.bring(request.payload()) {
+            Ok(staging) => self.asked(request, reply, Some(staging)),
+            Err(refusal) => self.give(reply, &Answer::Refused(refusal)),
+        }
+        self.pump();
+    }
+
+    fn bring(&self, bytes: &[u8]) -> Result<Staging, Refusal> {
+        let mut staging = self.node().begin_staging(boot_ns(), bytes.len() as u64)?;
+        for piece in bytes.chunks(PIECE_BYTES) {
+            let mut node = self.node();
+            if let Err(refusal) = node.stage(boot_ns(), &mut staging, piece) {
+                node.unstage(staging);
+                return Err(refusal);
+            }
+            drop(node);
+            self.pump();
+            // A lock that is taken again at once is got by nobody else.
+            std::thread::sleep(TURN);
+        }
+        Ok(staging)
+    }
+
+    fn asked(self: &Arc<Shared>, request: Request<'_>, reply: &mut Reply, staging: Option<Staging>) {
         let token = self.tokens.fetch_add(1, SeqCst);
         let mut node = self.node();
+        let Some(asked) = request.decode::<Asked>() else {
+            staging.map(|staging| node.unstage(staging));
+            return reply.bad_arguments();
+        };
         let epoch = asked.epoch;
-        node.handle_request(boot_ns(), token, asked, request.payload());
+        match staging {
+            Some(staging) => node.handle_staged(boot_ns(), token, asked, staging),
+            None => node.handle_request(boot_ns(), token, asked, request.payload()),
+        }
         node.hint(boot_ns(), epoch);
         let mut answered = false;
         let mut others = false;
@@ -587,5 +624,8 @@ pub const OBJECT_BYTES_MAX: u64 = 64 << 20;
 pub(crate) const MAP_BYTES: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(2);
 const PARTING: Duration = Duration::from_millis(500);
+/// What is brought at once of a large object: a millisecond's work.
+const PIECE_BYTES: usize = 1 << 20;
+const TURN: Duration = Duration::from_micros(50);
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_secs(1);

@@ -115,15 +115,31 @@ impl Store {
 
     /// Puts bytes into pages of their own.
     pub(crate) fn stage(&mut self, config: &Config, bytes: &[u8]) -> Result<Staged, Refusal> {
-        let length = bytes.len() as u64;
+        self.check_room(config, bytes.len() as u64)?;
+        let mut staged = Staged { pages: Vec::new(), length: 0 };
+        self.stage_more(&mut staged, bytes)?;
+        Ok(staged)
+    }
+
+    /// Whether an object of so many bytes may be, and has room if others go.
+    pub(crate) fn check_room(&self, config: &Config, length: u64) -> Result<(), Refusal> {
         if length > config.object_bytes_max {
             return Err(Refusal::TooLarge { bytes: length, most: config.object_bytes_max });
         }
-        let pages = self.take(length.div_ceil(PAGE_BYTES as u64))?;
+        let (asked, free) = (length.div_ceil(PAGE_BYTES as u64), u64::from(self.donation.free_pages()));
+        if asked > free + u64::from(self.ageable_pages) { Err(self.full(asked)) } else { Ok(()) }
+    }
+
+    /// Puts more bytes behind those that are there, which fill their pages.
+    pub(crate) fn stage_more(&mut self, staged: &mut Staged, bytes: &[u8]) -> Result<(), Refusal> {
+        debug_assert!(staged.length.is_multiple_of(PAGE_BYTES as u64));
+        let mut pages = self.take((bytes.len() as u64).div_ceil(PAGE_BYTES as u64))?;
         for (page, bytes) in pages.iter().zip(bytes.chunks(PAGE_BYTES)) {
             self.donation.write(*page, 0, bytes).expect("the page was just taken");
         }
-        Ok(Staged { pages, length })
+        staged.pages.append(&mut pages);
+        staged.length += bytes.len() as u64;
+        Ok(())
     }
 
     /// Whether one more name would be too many.
