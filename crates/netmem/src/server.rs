@@ -413,7 +413,9 @@ impl Shared {
         let token = self.tokens.fetch_add(1, SeqCst);
         let mut node = self.node();
         let Some(asked) = request.decode::<Asked>() else {
-            staging.map(|staging| node.unstage(staging));
+            if let Some(staging) = staging {
+                node.unstage(staging);
+            }
             return reply.bad_arguments();
         };
         let epoch = asked.epoch;

@@ -300,25 +300,25 @@ fn a_node_is_refused_an_address_that_means_another_host_to_others() {
 #[test]
 fn a_node_keeps_its_lease_while_a_large_object_comes() {
     let stage = Stage::new();
-    let node = stage.node("one", 128 * MIB, |options| {
-        options.coordinating.lease_ns = 400_000_000;
+    let node = stage.node("one", 256 * MIB, |options| {
+        options.coordinating.lease_ns = 500_000_000;
         options.coordinating.margin_ns = 100_000_000;
     });
     let life = node.incarnation();
     let memory = stage.memory("shm:one");
     memory.put("small", b"stays", Keep::default()).unwrap();
     // Without optimisation it takes the node several leases to have it in its pages.
-    let large = vec![7; 80 << 20];
+    let large = vec![7; 240 << 20];
     memory.put("large", &large, Keep::default()).unwrap();
     assert_eq!(node.incarnation(), life, "it has begun another life");
     assert_eq!(memory.get("small").unwrap(), b"stays");
     assert!(memory.get("large").unwrap() == large);
     // Refused, it leaves nothing behind.
     let (free, absent) = (node.figures().free_pages, Keep { only_if: Some(Expect::Absent), ..Keep::default() });
-    let refused = memory.put("large", &large[..20 << 20], absent).unwrap_err();
+    let refused = memory.put("large", &large[..10 << 20], absent).unwrap_err();
     assert!(matches!(refused.refusal(), Some(Refusal::Unexpected { .. })), "{refused}");
     let pinned = Keep { pinned: true, ..Keep::default() };
-    let full = memory.put("other", &vec![1; 129 << 20], pinned).unwrap_err();
+    let full = memory.put("other", &vec![1; 257 << 20], pinned).unwrap_err();
     assert!(matches!(full.refusal(), Some(Refusal::Full { .. })), "{full}");
     assert_eq!(node.figures().free_pages, free);
 }
