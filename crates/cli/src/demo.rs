@@ -1,12 +1,16 @@
 //! `highwire demo`: a first look.
 
+use anyhow::Context;
 use clap::Args;
 use counter::{Counter, CounterClient};
 use highwire::netmem::{Memory, MemoryOptions, NodeOptions, NodeServer, PAGE_BYTES, PagingOptions};
 use highwire::rpc::{Rpc, Services};
-use highwire::{ClusterKey, Config, Keys, Nic, WireConfig};
+use highwire::{ClusterKey, Config, Driver, Keys, Nic, WireConfig};
 use highwire_bench::DemoRow;
 use std::fmt::Write;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -42,8 +46,9 @@ pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
         "\nBetween hosts the same virtual interface goes by UDP, with a key that both have; here over loopback:\n",
     );
     write_row(&mut text, &demo.between_hosts);
-    write_calls(&mut text)?;
-    write_paging(&mut text)?;
+    let names = Names::new()?;
+    write_calls(&mut text, &names)?;
+    write_paging(&mut text, &names)?;
     let _ =
         writeln!(text, "\n`highwire bench latency` compares more ways, at more sizes, with the spread of the figures.");
     crate::print(&text)
@@ -75,24 +80,41 @@ impl Counter for Sum {
     }
 }
 
-/// An interface as another program would have it.
-fn interface() -> anyhow::Result<Rpc> {
-    let keys = Keys::new(ClusterKey::from_random([7; 32]));
-    let nic = Nic::with_wire(Config::default(), WireConfig { keys, ..WireConfig::default() })?;
-    Ok(Rpc::new(&nic)?)
+/// A directory for names that nobody needs afterwards.
+struct Names(PathBuf);
+
+impl Names {
+    fn new() -> anyhow::Result<Names> {
+        let path = Nic::open()?.runtime_dir()?.join(format!("demo-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("{path:?} cannot be made"))?;
+        Ok(Names(path))
+    }
+
+    /// An interface as another program would have it.
+    fn interface(&self) -> anyhow::Result<Rpc> {
+        let keys = Keys::new(ClusterKey::from_random([7; 32]));
+        let wire = WireConfig { keys, driver: Driver::Caller, ..WireConfig::default() };
+        let config = Config { runtime_dir: Some(self.0.clone()), ..Config::default() };
+        let nic = Nic::with_wire(config, wire)?;
+        Ok(Rpc::new(&nic)?)
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        // What stays does no harm.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// A service called by each path.
-fn write_calls(text: &mut String) -> anyhow::Result<()> {
+fn write_calls(text: &mut String, names: &Names) -> anyhow::Result<()> {
     text.push_str("\nA service is a Rust trait; a call of it, there and back, in the median:\n");
-    let (serving, calling) = (interface()?, interface()?);
-    let paths = [
-        (format!("shm:highwire-demo-{}", std::process::id()), "Highwire"),
-        ("udp:127.0.0.1:0".to_owned(), "Highwire, encrypted UDP"),
-    ];
+    let (serving, calling) = (names.interface()?, names.interface()?);
+    let paths = [("shm:counter", "Highwire"), ("udp:127.0.0.1:0", "Highwire, encrypted UDP")];
     for (address, name) in paths {
         let sum = CounterClient::serve(Sum(AtomicU64::new(0)));
-        let server = serving.serve(&address, Services::new().and(sum))?;
+        let server = serving.serve(address, Services::new().and(sum))?;
         let counter = CounterClient::new(calling.connect(server.address())?);
         let mut times = Vec::with_capacity(CALLS);
         for number in 1..=CALLS as u64 {
@@ -107,15 +129,11 @@ fn write_calls(text: &mut String) -> anyhow::Result<()> {
 }
 
 /// A region of which most is in the memory of a node.
-fn write_paging(text: &mut String) -> anyhow::Result<()> {
-    let address = format!("shm:highwire-demo-node-{}", std::process::id());
-    let options = NodeOptions { marks: false, ..NodeOptions::new(2 * REGION_BYTES, &address) };
-    let options = NodeOptions {
-        coordinating: highwire::netmem::coordinator::Config { alone: true, ..options.coordinating },
-        ..options
-    };
-    let node = NodeServer::start(&interface()?, options)?;
-    let memory = Memory::connect(&interface()?, &address, MemoryOptions::default())?;
+fn write_paging(text: &mut String, names: &Names) -> anyhow::Result<()> {
+    let address = "shm:node";
+    let options = NodeOptions::new(2 * REGION_BYTES, address);
+    let node = NodeServer::start(&names.interface()?, options)?;
+    let memory = Memory::connect(&names.interface()?, address, MemoryOptions::default())?;
     let _ = writeln!(
         text,
         "\nA region of {} MiB, {} of them here and the others in the memory that a node donates:",

@@ -352,18 +352,20 @@ impl Node {
 
     fn of(mut up: Command) -> Node {
         let mut child = up.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        let mut addresses = Vec::new();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let mut node = Node { child, addresses: Vec::new(), out };
         loop {
             let mut line = String::new();
-            if out.read_line(&mut line).unwrap() == 0 {
-                panic!("it has ended: {:?}", child.wait_with_output());
+            if node.out.read_line(&mut line).unwrap() == 0 {
+                let mut said = String::new();
+                node.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+                panic!("it has ended: {said}");
             }
             if line.starts_with("use it: ") || line.starts_with('{') {
-                return Node { child, addresses, out };
+                return node;
             }
             if line.starts_with("listening at ") {
-                addresses.push(line.split(' ').nth(2).unwrap().to_owned());
+                node.addresses.push(line.split(' ').nth(2).unwrap().to_owned());
             }
         }
     }
