@@ -50,7 +50,7 @@ struct AtArgs {
 pub(crate) struct PutArgs {
     /// Name of the object: 1 to 255 bytes
     name: String,
-    /// The file, of at most 1 GiB; `-` or nothing: standard input
+    /// The file, of at most 64 MiB; `-` or nothing: standard input
     file: Option<PathBuf>,
     /// How long it is kept unless it is renewed, as 500ms, 90s, 15m, 1h or 2d
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_lease)]
@@ -243,7 +243,7 @@ fn put_file(args: &PutArgs, path: &Path, keep: Keep) -> anyhow::Result<Result<Ve
 
 fn too_large(what: &str) -> String {
     format!(
-        "{what} is larger than 1 GiB, the most that an object may have: divide it (split -b 1G), or use `highwire send`"
+        "{what} is larger than 64 MiB, the most that an object may have: divide it (split -b 64M), or use `highwire send`"
     )
 }
 

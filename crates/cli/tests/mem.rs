@@ -112,7 +112,7 @@ fn what_cannot_be_done_is_told_with_1() {
     let (huge, here) = (huge.to_str().unwrap(), place.path().to_str().unwrap());
     let long = "n".repeat(256);
     let cases: &[(&[&str], &str)] = &[
-        (&["mem", "put", "x", huge], "larger than 1 GiB"),
+        (&["mem", "put", "x", huge], "larger than 64 MiB"),
         (&["mem", "put", "x", here], "is a directory"),
         (&["mem", "put", "x", "/nowhere/at/all"], "cannot be read"),
         (&["mem", "put", &long, "/dev/null"], "255 bytes"),

@@ -6,7 +6,7 @@ use crate::donation::{PAGE_BYTES, Read, View};
 use crate::exchange::{self, Answered, Frames, HereItIs, WhereIsIt, boot_ns, random};
 use crate::map::{BUCKETS, Map};
 use crate::request::{Answer, Ask, Expect, Figures, Refusal, Request, Stat};
-use crate::server::{MAP_BYTES, connect, never_ran};
+use crate::server::{MAP_BYTES, OBJECT_BYTES_MAX, connect, never_ran};
 use crate::types::{BadName, Incarnation, Name, NodeId, PageHandle, Version};
 use highwire_mem::PeerMemory;
 use highwire_rpc::{CallError, Client, ClientOptions, OpenError, Rpc};
@@ -308,6 +308,7 @@ impl Inner {
     fn run(&self, ask: Ask, node: Option<Incarnation>, mut payload: Option<Buffer>, room: usize) -> Outcome {
         let now = boot_ns();
         let deadline = now + self.options.timeout.as_nanos() as u64;
+        let has_payload = payload.is_some();
         let mut state = self.state();
         let mut operation = state.begin(now, ask, node, deadline);
         let mut step = state.next(now, &mut operation);
@@ -336,6 +337,8 @@ impl Inner {
                     }
                     self.state().next(boot_ns(), &mut operation)
                 }
+                // An earlier attempt took the bytes along, and nobody knows what became of it.
+                Step::Send { .. } if has_payload && payload.is_none() => return Err(Failed::InDoubt.into()),
                 Step::Send { address, request, .. } => {
                     let outcome = self.send(&address, &request, &mut payload, room, deadline);
                     let mut state = self.state();
@@ -362,8 +365,19 @@ impl Inner {
     ) -> Result<Answered<Answer>, Failure> {
         let link = self.link(address).map_err(|_| Failure::NotSent)?;
         let left = Duration::from_nanos(deadline.saturating_sub(boot_ns()));
+        let bytes = payload.as_ref().map_or(0, |payload| payload.len() as u64);
         let (answer, back) = exchange::ask(&link.client, &self.frames, request, payload.take(), room, left);
         *payload = back;
+        // More than goes there at once: trying again would not help.
+        let most = match answer {
+            Err(CallError::RequestTooLarge { most, .. }) => Some(most),
+            Err(CallError::Buffer(_)) => Some(OBJECT_BYTES_MAX),
+            _ => None,
+        };
+        if let Some(most) = most {
+            let answer = Answer::Refused(Refusal::TooLarge { bytes, most });
+            return Ok(Answered { answer, buffer: None, skip: 0 });
+        }
         answer.map_err(|error| {
             if matches!(error, CallError::NotSent(_) | CallError::OutcomeUnknown(_)) {
                 // Whoever is there next is another.

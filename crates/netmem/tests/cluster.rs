@@ -298,11 +298,27 @@ fn a_node_is_refused_an_address_that_means_another_host_to_others() {
 }
 
 #[test]
+fn an_object_that_is_too_large_is_refused_before_anything_is_sent() {
+    let stage = Stage::new();
+    let node = stage.node("one", 256 * MIB, |options| options.listen.push("udp:127.0.0.1:0".into()));
+    for address in node.addresses() {
+        let memory = stage.memory(address);
+        let refused = memory.put("large", &vec![1; (64 << 20) + 1], Keep::default()).unwrap_err();
+        assert!(matches!(refused.refusal(), Some(Refusal::TooLarge { .. })), "{refused}");
+        let largest = vec![2; 64 << 20];
+        memory.put("largest", &largest, Keep::default()).unwrap();
+        assert!(memory.get("largest").unwrap() == largest, "over {address}");
+    }
+}
+
+#[test]
 fn a_node_keeps_its_lease_while_a_large_object_comes() {
     let stage = Stage::new();
     let node = stage.node("one", 256 * MIB, |options| {
         options.coordinating.lease_ns = 500_000_000;
         options.coordinating.margin_ns = 100_000_000;
+        options.node.object_bytes_max = 512 * MIB;
+        options.server.request_bytes_max = 512 << 20;
     });
     let life = node.incarnation();
     let memory = stage.memory("shm:one");
