@@ -5,6 +5,7 @@ mod place;
 
 use assert_cmd::assert::{Assert, OutputAssertExt};
 use place::{BINARY, Echo, Place};
+use rustix::pty::OpenptFlags;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -158,6 +159,53 @@ fn an_object_whose_lease_has_ended_is_told_with_4() {
 }
 
 #[test]
+fn what_is_no_text_goes_to_a_terminal_only_if_that_is_said() {
+    let place = Place::new();
+    let _node = Node::start(&place, &[]);
+    put_text(&place, "binary", "\u{1b}[2Jgone", &[]).code(0);
+    put_text(&place, "text", "grüße\n", &[]).code(0);
+    let at_terminal = |arguments: &[&str]| {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let terminal = rustix::pty::openpt(flags).unwrap();
+        rustix::pty::grantpt(&terminal).unwrap();
+        rustix::pty::unlockpt(&terminal).unwrap();
+        let far = rustix::pty::ioctl_tiocgptpeer(&terminal, flags).unwrap();
+        let ended = place.highwire(arguments).stdout(far).stderr(Stdio::piped()).output().unwrap();
+        // What is shown is there when the process has ended; without anything there is nobody at the far end to wait for.
+        let mut shown = [0; 4096];
+        let length = rustix::io::read(&terminal, &mut shown).unwrap_or(0);
+        (ended, String::from_utf8_lossy(&shown[..length]).into_owned())
+    };
+    let (ended, shown) = at_terminal(&["mem", "get", "binary"]);
+    assert_eq!((ended.status.code(), shown.as_str()), (Some(1), ""));
+    assert!(String::from_utf8(ended.stderr).unwrap().contains("-o FILE, or here with -o -"));
+    let (ended, shown) = at_terminal(&["mem", "get", "binary", "-o", "-"]);
+    assert_eq!((ended.status.code(), shown.as_str()), (Some(0), "\u{1b}[2Jgone"));
+    let (ended, shown) = at_terminal(&["mem", "get", "text"]);
+    assert_eq!((ended.status.code(), shown.as_str()), (Some(0), "grüße\r\n"));
+}
+
+#[test]
+fn a_second_signal_ends_a_node_that_is_still_handing_over() {
+    let place = Place::new();
+    let first = Node::start(&place, &[]);
+    let mut second = Node::start(&place, &["--listen", "shm:second", "--join", "shm:highwire"]);
+    put_many(&place);
+    // While the other node is stopped nothing can be handed over, and nobody says that the lease has ended.
+    signal("STOP", &first.child);
+    signal("INT", &second.child);
+    let mut line = String::new();
+    while !line.starts_with("handing ") {
+        line.clear();
+        assert_ne!(second.out.read_line(&mut line).unwrap(), 0);
+    }
+    let ended = second.end("INT");
+    signal("CONT", &first.child);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(String::from_utf8(ended.stderr).unwrap().contains("ended at once"));
+}
+
+#[test]
 fn what_was_on_a_node_that_is_killed_is_lost_and_the_rest_is_there() {
     let place = Place::new();
     let _first = Node::start(&place, &[]);
@@ -283,10 +331,17 @@ fn put_many(place: &Place) -> Vec<u64> {
     let nodes = || objects_on_nodes(place);
     let deadline = Instant::now() + PATIENCE;
     wait_for_nodes(place, 2);
-    // Buckets have moved once the second has something.
     for number in 0..OBJECTS {
-        put_text(place, &format!("object {number}"), &format!("content {number}"), &[]).code(0);
+        loop {
+            // A change of a bucket that goes to the other node right now may not be confirmed, which is said.
+            let put = put_text(place, &format!("object {number}"), &format!("content {number}"), &[]);
+            if put.get_output().status.success() {
+                break;
+            }
+            assert!(stderr(&put).contains("was not confirmed") && Instant::now() < deadline, "{}", stderr(&put));
+        }
     }
+    // Buckets have moved once the second has something.
     while nodes()[1] == 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -372,8 +427,7 @@ impl Node {
 
     /// Sends it a signal and waits for its end; one that hangs is killed, and has no code.
     fn end(mut self, signal: &str) -> Output {
-        let whom = self.child.id().to_string();
-        Command::new("bash").args(["-c", "kill -s \"$0\" \"$1\"", signal, &whom]).assert().success();
+        self::signal(signal, &self.child);
         let deadline = Instant::now() + PATIENCE;
         while self.child.try_wait().unwrap().is_none() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -391,6 +445,10 @@ impl Drop for Node {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn signal(signal: &str, whom: &Child) {
+    Command::new("bash").args(["-c", "kill -s \"$0\" \"$1\"", signal, &whom.id().to_string()]).assert().success();
 }
 
 fn json(text: &str) -> Value {
