@@ -31,9 +31,10 @@ pub(crate) const LOOK: u16 = 2;
 pub(crate) const PEER: u16 = 3;
 pub(crate) const COORDINATOR: u16 = 4;
 pub(crate) const DONATION: u16 = 5;
-/// As [`CHANGE`] and [`LOOK`], with so many bytes that they would hold up the calls behind them.
+/// As [`CHANGE`], [`LOOK`] and [`PEER`], with so many bytes that they would hold up the calls behind them.
 pub(crate) const CHANGE_LARGE: u16 = 6;
 pub(crate) const LOOK_LARGE: u16 = 7;
+pub(crate) const PEER_LARGE: u16 = 8;
 
 /// Bytes beside a request or an answer from which on it is a large one.
 pub(crate) const LARGE_BYTES: usize = 4 << 20;

@@ -9,8 +9,8 @@
 use crate::coordinator::{self, Coordinator, CoordinatorAnswer, CoordinatorRequest};
 use crate::donation::{Donation, DonationError, PAGE_BYTES};
 use crate::exchange::{
-    self, CHANGE, CHANGE_LARGE, COORDINATOR, DONATION, Frames, HereItIs, LARGE_BYTES, LOOK, LOOK_LARGE, PEER, SERVICE,
-    VERSION, boot_ns, random, reachable, ways,
+    self, CHANGE, CHANGE_LARGE, COORDINATOR, DONATION, Frames, HereItIs, LARGE_BYTES, LOOK, LOOK_LARGE, PEER,
+    PEER_LARGE, SERVICE, VERSION, boot_ns, random, reachable, ways,
 };
 use crate::map::mix;
 use crate::mark::{self, Marks, Unwritable};
@@ -322,7 +322,7 @@ impl Serve for Handler {
         match method {
             CHANGE | PEER => Some(Manner::default().quick()),
             LOOK | COORDINATOR | DONATION => Some(Manner::default().quick().repeatable()),
-            CHANGE_LARGE => Some(Manner::default()),
+            CHANGE_LARGE | PEER_LARGE => Some(Manner::default()),
             LOOK_LARGE => Some(Manner::default().repeatable()),
             _ => None,
         }
@@ -332,7 +332,7 @@ impl Serve for Handler {
         match request.method() {
             CHANGE | LOOK => self.0.asked(request, reply, None),
             CHANGE_LARGE | LOOK_LARGE => self.0.asked_for_much(request, reply),
-            PEER => match request.decode::<PeerRequest>() {
+            PEER | PEER_LARGE => match request.decode::<PeerRequest>() {
                 Some(asked) => {
                     let answer = self.0.node().handle_peer(boot_ns(), asked, request.payload());
                     self.0.give(reply, &answer);
@@ -541,8 +541,10 @@ impl Shared {
     /// Many are on their way at once: their answers come by continuation.
     fn send_to_peer(self: &Arc<Shared>, client: &Client, ticket: u64, request: &PeerRequest, body: &[u8]) {
         let Ok(arguments) = postcard::to_allocvec(request) else { return };
-        let method = highwire_rpc::Method { service: SERVICE, version: VERSION, method: PEER };
-        let mut call = client.call(method).arguments(&arguments).deadline(PATIENCE);
+        let method = if body.len() < LARGE_BYTES { PEER } else { PEER_LARGE };
+        let method = highwire_rpc::Method { service: SERVICE, version: VERSION, method };
+        let patience = PATIENCE + Duration::from_secs(body.len() as u64 / SLOW_BYTES_A_SECOND);
+        let mut call = client.call(method).arguments(&arguments).deadline(patience);
         if !body.is_empty() {
             let Some(buffer) = self.frames.filled(body) else { return };
             call = call.payload(buffer);
@@ -625,6 +627,8 @@ pub const OBJECT_BYTES_MAX: u64 = 64 << 20;
 /// Room for a map that is as long as most.
 pub(crate) const MAP_BYTES: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A network that is slower than most.
+const SLOW_BYTES_A_SECOND: u64 = 50_000_000;
 const PARTING: Duration = Duration::from_millis(500);
 /// What is brought at once of a large object: a millisecond's work.
 const PIECE_BYTES: usize = 1 << 20;

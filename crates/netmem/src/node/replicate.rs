@@ -31,6 +31,8 @@ struct Successor {
 #[derive(Clone, Copy, Debug)]
 struct Call {
     bucket: u16,
+    /// When it was made, and as much later as its bytes may take: a large object that is sent again while it is on its way
+    /// only takes longer.
     since: u64,
     what: What,
 }
@@ -50,8 +52,7 @@ impl Calls {
 
     /// When the oldest of them was made.
     pub(super) fn oldest(&self) -> Option<u64> {
-        // Tickets are given out in the order of time.
-        self.open.first_key_value().map(|(_, call)| call.since)
+        self.open.values().map(|call| call.since).min()
     }
 
     pub(super) fn yields(&self) -> bool {
@@ -293,7 +294,8 @@ impl Node {
         let ticket = self.calls.new_ticket();
         let copies = matches!((&stream.stage, &stream.pending), (Stage::Copy { .. }, Some(Pending::Name(_))));
         let what = if copies { What::Copy } else { What::Step };
-        self.calls.insert(ticket, Call { bucket, since: now, what });
+        let since = now + body.len() as u64 * SLOW_BYTE_NS;
+        self.calls.insert(ticket, Call { bucket, since, what });
         leading.lead.streams[at].ticket = Some(ticket);
         let request = PeerRequest { epoch, from, to, bucket, ask };
         self.outputs.push_back(Output::Peer { ticket, request, body });
@@ -387,10 +389,10 @@ impl Node {
 
     /// Asks again what was not answered in time, and goes on with what waited for its turn.
     pub(super) fn retry(&mut self, now: u64) {
-        while let Some((ticket, call)) = self.calls.open.first_key_value().map(|(ticket, call)| (*ticket, *call)) {
-            if now < call.since + self.config.retry_ns {
-                break;
-            }
+        let retry_ns = self.config.retry_ns;
+        let due = |(_, call): &(&u64, &Call)| now >= call.since + retry_ns;
+        let due: Vec<_> = self.calls.open.iter().filter(due).map(|(ticket, call)| (*ticket, *call)).collect();
+        for (ticket, call) in due {
             self.calls.remove(ticket);
             if call.what == What::Yield {
                 self.send_yield(now, call.bucket);
@@ -571,3 +573,6 @@ fn successor(map: &Map, bucket: u16, me: Incarnation) -> Option<(Incarnation, Ep
     let leader = bucket.owners.first()?.incarnation;
     (bucket.from == Some(me)).then_some((leader, bucket.led_since))
 }
+
+/// Nanoseconds for a byte on a network that is slower than most: 50 MB/s.
+const SLOW_BYTE_NS: u64 = 20;
