@@ -29,6 +29,8 @@ const BACKLOG_MAX: usize = 64 << 10;
 pub(crate) struct Line {
     vi: Vi,
     watch: Watch,
+    /// The other side is on this host: whether it has sent something shows in memory, at the cost of a look.
+    is_near: bool,
     // The receives are cut from it.
     _messages: Region,
     backlog: VecDeque<Waiting>,
@@ -68,7 +70,8 @@ impl Line {
     pub(crate) fn new(nic: &Nic, vi: Vi) -> Result<Line, RegionError> {
         let messages = nic.register(RECEIVES * MESSAGE_BYTES)?;
         let watch = vi.watch();
-        let mut line = Line { vi, watch, _messages: messages.clone(), backlog: VecDeque::new(), ended: None };
+        let is_near = matches!(vi.peer(), PeerId::Process(_));
+        let mut line = Line { vi, watch, is_near, _messages: messages.clone(), backlog: VecDeque::new(), ended: None };
         for at in 0..RECEIVES {
             let buffer = messages.slice(at * MESSAGE_BYTES..(at + 1) * MESSAGE_BYTES)?;
             line.give_back(buffer);
@@ -213,6 +216,10 @@ impl Line {
             {
                 return Some(refused);
             }
+            // The end of the connection is something too: it shows here until it was polled for.
+            if self.is_near && !self.watch.is_ready() {
+                return None;
+            }
             let Some(done) = self.vi.poll() else {
                 return self.nothing();
             };
@@ -231,6 +238,7 @@ impl Line {
         }
     }
 
+    #[inline(never)]
     fn nothing(&mut self) -> Option<Event> {
         if self.ended.is_none()
             && let highwire_vi::State::Ended(failure) = self.vi.state()

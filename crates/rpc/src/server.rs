@@ -383,7 +383,7 @@ impl Inner {
         loop {
             let raised = || self.arrived.load(SeqCst) || self.has_finished.load(SeqCst) || self.is_leaving();
             let ready = if self.busy.load(Relaxed) {
-                (0..LOOKS).find_map(|_| queue.poll())
+                queue.glance()
             } else {
                 match queue.wait_or(LONG, || raised() || self.busy.load(Relaxed)) {
                     Ok(ready) => ready,
@@ -501,6 +501,4 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 const A_MOMENT: Duration = Duration::from_millis(5);
 /// How long a last message may take.
 const PARTING: Duration = Duration::from_millis(100);
-/// Looks without pause between two at what else there is to do.
-const LOOKS: u32 = 64;
 const LONG: Duration = Duration::from_secs(3600);

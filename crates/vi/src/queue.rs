@@ -186,6 +186,17 @@ impl CompletionQueue {
         None
     }
 
+    /// Looks for a while, one look upon the other, and does not sleep: for a thread that has a CPU of its own. Peers learn
+    /// which CPU that is, as from those who wait.
+    #[inline]
+    pub fn glance(&mut self) -> Option<ViId> {
+        if let Some(id) = self.poll() {
+            return Some(id);
+        }
+        all_beside(&self.peers, current_cpu());
+        (0..FREE_LOOKS).find_map(|_| self.poll())
+    }
+
     /// Waits for a VI that has something, at most `timeout`.
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<ViId, WaitError> {

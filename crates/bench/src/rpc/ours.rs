@@ -10,9 +10,8 @@ use highwire::rpc::{Bulk, Client, ClientOptions, Rpc, Server, ServerOptions, Ser
 use highwire::{Buffer, Frozen, Nic, Pool, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::thread::Thread;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 service! {
     /// What is called.
@@ -157,41 +156,27 @@ impl Caller for Calls {
 
 struct Answers {
     server: Server,
-    tally: Arc<Tally>,
+    /// How many calls were answered.
+    tally: Arc<AtomicU64>,
     spinning: bool,
+    asleep: bool,
     /// Calls that were to be answered so far.
     due: u64,
 }
 
-/// How many calls were answered, and who wants to know.
-struct Tally {
-    answered: AtomicU64,
-    due: AtomicU64,
-    waiting: Thread,
-}
-
-impl Tally {
-    fn count(&self) {
-        let answered = self.answered.fetch_add(1, SeqCst) + 1;
-        if answered == self.due.load(SeqCst) {
-            self.waiting.unpark();
-        }
-    }
-}
-
 struct Store {
     value: Frozen,
-    tally: Arc<Tally>,
+    tally: Arc<AtomicU64>,
 }
 
 impl Values for Store {
     fn call(&self) {
-        self.tally.count();
+        self.tally.fetch_add(1, Relaxed);
     }
 
     fn fetch(&self, bulk: &mut Bulk<'_>, bytes: u32) {
         bulk.send_frozen(&self.value, 0..bytes as usize);
-        self.tally.count();
+        self.tally.fetch_add(1, Relaxed);
     }
 }
 
@@ -210,24 +195,23 @@ impl Answers {
         all.copy_from_slice(&page(value.len()));
         drop(all);
         let value = value.freeze().map_err(|(_, error)| BenchError::library(name, "freezing a value")(error))?;
-        let tally =
-            Arc::new(Tally { answered: AtomicU64::new(0), due: AtomicU64::new(0), waiting: std::thread::current() });
+        let tally = Arc::new(AtomicU64::new(0));
         let services = Services::new().and(ValuesClient::serve(Store { value, tally: tally.clone() }));
         let server = rpc.serve_with(address, services, ServerOptions { workers: 1, ..ServerOptions::default() });
         let server = server.map_err(BenchError::library(name, "serving"))?;
-        Ok(Answers { server, tally, spinning, due: 0 })
+        Ok(Answers { server, tally, spinning, asleep: false, due: 0 })
     }
 }
 
 impl Answerer for Answers {
     fn answer(&mut self, count: usize) -> Result<(), BenchError> {
         self.due += count as u64;
-        self.tally.due.store(self.due, SeqCst);
         // Only while it is its turn: others need the CPU for theirs.
-        self.server.set_busy(self.spinning);
+        self.server.set_busy(self.spinning && !self.asleep);
         let began = Instant::now();
-        while self.tally.answered.load(SeqCst) < self.due {
-            std::thread::park_timeout(PATIENCE);
+        while self.tally.load(Relaxed) < self.due {
+            // Whoever answers has this CPU: being told would take it away just before the last answer is sent.
+            std::thread::sleep(NAP);
             if began.elapsed() > PATIENCE {
                 return Err(BenchError::NobodyLeft);
             }
@@ -237,10 +221,11 @@ impl Answerer for Answers {
     }
 
     fn wait_asleep(&mut self, asleep: bool) {
-        self.spinning &= !asleep;
+        self.asleep = asleep;
     }
 }
 
+const NAP: Duration = Duration::from_micros(200);
 /// Calls that may be outstanding.
 const WINDOW: u32 = 1024;
 /// Frames for values: those of all fetches under way, and one that was looked at last.
