@@ -626,7 +626,7 @@ fn a_file_that_is_in_memory_anyway_is_left_out_unless_it_is_named() {
     for (line, part) in [
         ("bench netmem --region 1", "in whole M"),
         ("bench netmem --sizes 5000", "is no multiple of the 4096"),
-        ("bench netmem --contestants redis", "there are vi, vi-udp, paged, paged-udp, mapped-file"),
+        ("bench netmem --contestants redis", "there are vi, vi-udp, paged, paged-mapped, paged-udp, mapped-file"),
         ("bench netmem --measures call_ns", "there are random_page_ns, sequential_gb_s"),
     ] {
         let said = text(&highwire.run(line).assert().code(2).get_output().stderr);
