@@ -247,7 +247,11 @@ impl Registration {
             self.told.store(published, Ordering::Relaxed);
         }
         if events & ONE_SHOT != 0 && self.spent.swap(1, Ordering::SeqCst) == 0 {
-            self.put_off();
+            // Of a connection that several processes have, the kernel told itself, and knows; were it taken out of the
+            // kernel's set, another process that arms it again would be told that it is not there.
+            if !self.slot().is_some_and(|slot| slot.has(flag::SHARED)) {
+                self.put_off();
+            }
         }
     }
 
