@@ -158,6 +158,8 @@ struct Inner {
     parting: Mutex<Vec<(Instant, Arc<Connection>)>>,
     /// Connections that have not said who they are.
     strangers: Mutex<Vec<(Instant, Weak<Connection>)>>,
+    /// Connections that the polling thread has.
+    connected: AtomicUsize,
     /// Until when what was begun may go on.
     until: Mutex<Option<Instant>>,
 }
@@ -196,6 +198,7 @@ impl Rpc {
             leaving: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             busy: AtomicBool::new(options.busy),
+            connected: AtomicUsize::new(0),
             untaken: AtomicUsize::new(0),
             parting: Mutex::default(),
             strangers: Mutex::default(),
@@ -329,9 +332,16 @@ impl Inner {
 
     /// Lets connections in.
     fn accept(&self, listener: &ViListener) {
+        let is_far = !listener.address().starts_with("shm:");
         while !self.is_leaving() {
             let options = ViOptions::new().queue_of(&self.queue).allow(self.options.allow.clone());
-            let accepted = listener.accept_with(SWEEP_EVERY, &options);
+            // Whoever waits at a socket is woken by every packet. While there are connections the polling thread takes
+            // those, and this one only looks now and then who has come.
+            let is_watched = is_far && self.connected.load(SeqCst) > 0;
+            let accepted = listener.accept_with(if is_watched { Duration::ZERO } else { SWEEP_EVERY }, &options);
+            if is_watched && accepted.is_err() {
+                std::thread::sleep(LOOK_EVERY);
+            }
             self.sweep(Instant::now());
             let vi = match accepted {
                 Ok(vi) => vi,
@@ -398,6 +408,7 @@ impl Inner {
                     self.take_turn(&mut connections, &connection);
                 }
                 last = None;
+                self.connected.store(connections.len(), SeqCst);
             }
             if let Some(id) = ready {
                 if last.as_ref().is_none_or(|last| last.id != id) {
@@ -450,6 +461,7 @@ impl Inner {
         }
         drop(link);
         connections.remove(&connection.id);
+        self.connected.store(connections.len(), SeqCst);
     }
 
     /// Finishes what was taken, and says so; true when that is done.
@@ -494,6 +506,8 @@ impl Inner {
     }
 }
 
+/// How often who has come is looked for, where the polling thread takes the packets.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often connections that nobody came back for are looked for.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
 /// How long a connection may go without saying who it is.
