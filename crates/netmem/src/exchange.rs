@@ -6,7 +6,7 @@
 use crate::coordinator::{CoordinatorAnswer, CoordinatorRequest};
 use crate::request::{Answer, PeerAnswer, PeerRequest, Request};
 use highwire_rpc::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, CallError, Client, Failed, Method, Reply};
-use highwire_vi::{Buffer, Nic, Payload, Pool, Segment};
+use highwire_vi::{Buffer, Nic, Pool};
 use rustix::time::ClockId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -204,18 +204,18 @@ pub(crate) fn ask<Q: Question>(
         }
         match call.wait() {
             Ok(answer) => {
-                let sent = first(answer.sent);
-                let mut landed = first(answer.payload);
+                let sent = answer.sent.into_buffer();
+                let mut landed = answer.payload.into_buffer();
                 if let Some(buffer) = &mut landed {
                     buffer.set_len(answer.length);
                 }
                 return (decode(&answer.body, landed).ok_or(CallError::BadResult), sent);
             }
             Err(Failed { error: CallError::PayloadTooLarge { bytes, .. }, sent, .. }) if room < bytes as usize => {
-                payload = first(sent);
+                payload = sent.into_buffer();
                 room = bytes as usize;
             }
-            Err(Failed { error, sent, .. }) => return (Err(error), first(sent)),
+            Err(Failed { error, sent, .. }) => return (Err(error), sent.into_buffer()),
         }
     }
 }
@@ -235,16 +235,6 @@ fn decode<A: DeserializeOwned>(body: &[u8], buffer: Option<Buffer>) -> Option<An
 /// An answer that never has anything beside it.
 pub(crate) fn decode_short<A: DeserializeOwned>(body: &[u8]) -> Option<A> {
     decode(body, None).map(|answered| answered.answer)
-}
-
-fn first(payload: Payload) -> Option<Buffer> {
-    match payload {
-        Payload::Buffer(buffer) => Some(buffer),
-        payload => payload.into_segments().into_iter().find_map(|segment| match segment {
-            Segment::Buffer(buffer) => Some(buffer),
-            Segment::Shared(_) | Segment::Frozen(..) => None,
-        }),
-    }
 }
 
 /// Nanoseconds of the boot clock, which all processes of a host have in common. A signal handler may ask.

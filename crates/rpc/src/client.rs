@@ -105,13 +105,7 @@ impl Answer {
 
 /// The first buffer of a payload of `length` bytes, cut to what is in it.
 pub(crate) fn first_buffer(payload: Payload, length: usize) -> Option<Buffer> {
-    let mut buffer = match payload {
-        Payload::Buffer(buffer) => buffer,
-        payload => payload.into_segments().into_iter().find_map(|segment| match segment {
-            Segment::Buffer(buffer) => Some(buffer),
-            Segment::Shared(_) | Segment::Frozen(..) => None,
-        })?,
-    };
+    let mut buffer = payload.into_buffer()?;
     buffer.set_len(length.min(buffer.len()));
     Some(buffer)
 }

@@ -411,6 +411,15 @@ impl Payload {
         Payload::Segments(segments.into())
     }
 
+    /// The buffer; the first that is nobody else's, of several pieces.
+    #[inline(always)]
+    pub fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Payload::Buffer(buffer) => Some(buffer),
+            payload => payload.into_first_buffer(),
+        }
+    }
+
     #[cold]
     fn into_first_buffer(self) -> Option<Buffer> {
         self.into_segments().into_iter().find_map(|segment| match segment {
@@ -490,10 +499,7 @@ impl Completion {
     /// The buffer, of a descriptor that had one; the first, of one that had several.
     #[inline(always)]
     pub fn into_buffer(self) -> Option<Buffer> {
-        match self.payload {
-            Payload::Buffer(buffer) => Some(buffer),
-            payload => payload.into_first_buffer(),
-        }
+        self.payload.into_buffer()
     }
 
     /// The payload in place, of a receive that asked for it.
