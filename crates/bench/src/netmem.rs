@@ -108,22 +108,6 @@ impl Paging {
 }
 
 impl Transport for Paging {
-    fn ping(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it sends no messages")
-    }
-
-    fn pong(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it sends no messages")
-    }
-
-    fn pour(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it sends no messages")
-    }
-
-    fn drain(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it sends no messages")
-    }
-
     fn prepare_for(&mut self, _role: Role, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
         if let Side::Donates(_) = &self.side {
             return Ok(());

@@ -121,22 +121,6 @@ impl Calls {
 }
 
 impl Transport for Calls {
-    fn ping(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it sends no messages")
-    }
-
-    fn pong(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it sends no messages")
-    }
-
-    fn pour(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it sends no messages")
-    }
-
-    fn drain(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it sends no messages")
-    }
-
     fn lead_warm(&mut self, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
         self.burst(exercise, size, count)
     }
