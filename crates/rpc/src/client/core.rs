@@ -486,10 +486,7 @@ impl Core {
                 let sent = line.send_with(sequence, &self.message, payload, tokens::offer(sequence));
                 if let Err(unsendable) = sent {
                     self.refuse(sequence, unsendable);
-                    compose(&mut self.message, &Head::Cancel { sequence }, &[]);
-                    if let Some(line) = &mut self.line {
-                        line.send(&self.message);
-                    }
+                    self.say_cancelled(sequence);
                 }
                 None
             }
@@ -592,6 +589,14 @@ impl Core {
         })
     }
 
+    /// Tells the server that nobody waits for a call any more.
+    fn say_cancelled(&mut self, sequence: u64) {
+        compose(&mut self.message, &Head::Cancel { sequence }, &[]);
+        if let (State::Up, Some(line)) = (&self.state, &mut self.line) {
+            line.send(&self.message);
+        }
+    }
+
     /// Nobody waits for the call any more: nothing lands in its room from now on, and the server is told.
     pub(super) fn give_up(&mut self, sequence: u64, error: CallError) -> Option<Failed> {
         let at = self.at(sequence);
@@ -600,10 +605,7 @@ impl Core {
         }
         if self.places[at].outcome.is_none() {
             self.end_unanswered(sequence);
-            compose(&mut self.message, &Head::Cancel { sequence }, &[]);
-            if let (State::Up, Some(line)) = (&self.state, &mut self.line) {
-                line.send(&self.message);
-            }
+            self.say_cancelled(sequence);
             self.places[at].outcome = Some(Err(error));
         }
         let place = &mut self.places[at];
@@ -678,10 +680,7 @@ impl Core {
                 _ => {
                     // Its task fetches what it is told.
                     self.end_unanswered(sequence);
-                    compose(&mut self.message, &Head::Cancel { sequence }, &[]);
-                    if let (State::Up, Some(line)) = (&self.state, &mut self.line) {
-                        line.send(&self.message);
-                    }
+                    self.say_cancelled(sequence);
                     let place = &mut self.places[at];
                     if let Lent::Away = place.sent {
                         place.sent = Lent::None;
