@@ -33,6 +33,8 @@ pub(crate) struct Line {
     is_near: bool,
     // The receives are cut from it.
     _messages: Region,
+    /// A receive to be posted again as soon as there is nothing to do.
+    spare: Option<Buffer>,
     backlog: VecDeque<Waiting>,
     ended: Option<Failure>,
 }
@@ -71,10 +73,18 @@ impl Line {
         let messages = nic.register(RECEIVES * MESSAGE_BYTES)?;
         let watch = vi.watch();
         let is_near = matches!(vi.peer(), PeerId::Process(_));
-        let mut line = Line { vi, watch, is_near, _messages: messages.clone(), backlog: VecDeque::new(), ended: None };
+        let mut line = Line {
+            vi,
+            watch,
+            is_near,
+            _messages: messages.clone(),
+            spare: None,
+            backlog: VecDeque::new(),
+            ended: None,
+        };
         for at in 0..RECEIVES {
             let buffer = messages.slice(at * MESSAGE_BYTES..(at + 1) * MESSAGE_BYTES)?;
-            line.give_back(buffer);
+            line.post_receive(buffer);
         }
         Ok(line)
     }
@@ -199,9 +209,15 @@ impl Line {
         self.vi.revoke(token).map(Receive::into_payload)
     }
 
-    /// Posts a receive for plain messages again.
+    /// Has a receive for plain messages again, which is posted when nobody waits for what else there is to do.
     #[inline]
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
+        if let Some(spare) = self.spare.replace(buffer) {
+            self.post_receive(spare);
+        }
+    }
+
+    fn post_receive(&mut self, buffer: Buffer) {
         if let Err(refused) = self.vi.post_recv(Receive::new(PLAIN).into(buffer)) {
             self.fail(refused.reason);
         }
@@ -218,6 +234,9 @@ impl Line {
             }
             // The end of the connection is something too: it shows here until it was polled for.
             if self.is_near && !self.watch.is_ready() {
+                if let Some(spare) = self.spare.take() {
+                    self.post_receive(spare);
+                }
                 return None;
             }
             let Some(done) = self.vi.poll() else {
