@@ -440,22 +440,32 @@ impl Shared {
                 }
             }
         }
-        let submitted = core.submit(self.hub.nic(), request);
-        let outcome = match submitted {
-            Err(failed) => Err(failed),
-            Ok(sequence) => {
-                let found = self.glance(&mut core, sequence);
-                match found {
-                    Some(outcome) => outcome,
-                    None => {
-                        self.release(core);
-                        let outcome = self.wait_for_call(sequence, deadline);
-                        core = self.lock();
-                        outcome
-                    }
-                }
+        match core.submit(self.hub.nic(), request) {
+            Ok(sequence) => self.wait_engaged(core, sequence, deadline),
+            Err(failed) => {
+                core.threads -= 1;
+                self.release(core);
+                Err(failed)
             }
-        };
+        }
+    }
+
+    /// Waits for a call, with the lock in hand as a thread that waits, which it is no longer afterwards.
+    #[inline]
+    fn wait_engaged(
+        self: &Arc<Shared>,
+        mut core: MutexGuard<'_, Core>,
+        sequence: u64,
+        deadline: Option<Deadline>,
+    ) -> Result<Answer, Failed> {
+        if let Some(outcome) = self.glance(&mut core, sequence) {
+            core.threads -= 1;
+            self.release(core);
+            return outcome;
+        }
+        self.release(core);
+        let outcome = self.wait_for_call(sequence, deadline);
+        let mut core = self.lock();
         core.threads -= 1;
         self.release(core);
         outcome
@@ -465,18 +475,21 @@ impl Shared {
     /// as nobody else waits.
     #[inline]
     fn glance(&self, core: &mut Core, sequence: u64) -> Option<Result<Answer, Failed>> {
-        let watch = core.line.as_ref().map(|line| line.watch().clone())?;
-        let mut glances = if self.busy.load(Relaxed) { GLANCES_BUSY } else { 1 };
-        loop {
-            let found = watch.glance(|| {
-                core.progress();
-                core.take(sequence)
-            });
-            glances -= 1;
-            if found.is_some() || glances == 0 || core.threads > 1 || core.line.is_none() {
-                return found;
-            }
+        if let Some(outcome) = core.take(sequence) {
+            return Some(outcome);
         }
+        let mut glances = if self.busy.load(Relaxed) { GLANCES_BUSY } else { 1 };
+        while glances > 0 {
+            for _ in 0..core.line.as_ref()?.watch().free_looks() {
+                if core.step()
+                    && let Some(outcome) = core.take(sequence)
+                {
+                    return Some(outcome);
+                }
+            }
+            glances = if core.threads > 1 { 0 } else { glances - 1 };
+        }
+        None
     }
 
     /// Waits until the call is done, or its deadline. The caller counts as a thread that waits.
@@ -773,13 +786,7 @@ impl Pending {
                 let mut core = self.shared.lock();
                 core.threads += 1;
                 core.wait_with_thread(sequence);
-                let outcome = core.take(sequence).or_else(|| self.shared.glance(&mut core, sequence));
-                self.shared.release(core);
-                let outcome = outcome.unwrap_or_else(|| self.shared.wait_for_call(sequence, deadline));
-                let mut core = self.shared.lock();
-                core.threads -= 1;
-                self.shared.release(core);
-                outcome
+                self.shared.wait_engaged(core, sequence, deadline)
             }
             Stage::Done(outcome) => outcome.map_or_else(gone, |outcome| *outcome),
         }

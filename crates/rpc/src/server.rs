@@ -401,7 +401,8 @@ impl Inner {
                     Err(_) => return,
                 }
             };
-            if self.arrived.swap(false, SeqCst) {
+            // A look first: to swap takes as long as much of a call.
+            if self.arrived.load(SeqCst) && self.arrived.swap(false, SeqCst) {
                 let arrivals = std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner));
                 for connection in arrivals {
                     connections.insert(connection.id, connection.clone());
@@ -420,7 +421,7 @@ impl Inner {
                     last = None;
                 }
             }
-            if self.has_finished.swap(false, SeqCst) {
+            if self.has_finished.load(SeqCst) && self.has_finished.swap(false, SeqCst) {
                 self.send_finished();
             }
             if self.is_leaving() && self.wind_up(&mut queue, &mut connections) {

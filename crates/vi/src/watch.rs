@@ -32,13 +32,13 @@ impl Watch {
         self.member.ready()
     }
 
-    /// Looks for a while, one look upon the other, if that may bring something: not while a peer on this host cannot
-    /// run, nor from another host, where each look is a system call. Most answers come within it.
+    /// How often it is worth looking, one look upon the other, before one waits: most answers come within that. Not at
+    /// all while a peer on this host cannot run, nor from another host, where each look is a system call.
     #[inline]
-    pub fn glance<T>(&self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    pub fn free_looks(&self) -> u32 {
         match &self.member {
-            Member::Host(member) if member.worth_a_glance() => (0..FREE_LOOKS).find_map(|_| look()),
-            _ => None,
+            Member::Host(member) if member.worth_a_glance() => FREE_LOOKS,
+            _ => 0,
         }
     }
 

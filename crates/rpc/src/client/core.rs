@@ -401,40 +401,43 @@ impl Core {
         result
     }
 
-    /// Takes what has come. True if something had.
+    /// Takes what has come.
+    pub(super) fn progress(&mut self) {
+        while self.step() {}
+    }
+
+    /// Takes what has come next. False if there was nothing, and nothing has changed.
     #[inline]
-    pub(super) fn progress(&mut self) -> bool {
-        let mut some = false;
-        while let Some(line) = &mut self.line {
-            let Some(event) = line.next() else {
-                if line.ended().is_some() {
-                    self.lose_line(Leaving::Malformed);
-                }
-                return some;
-            };
-            some = true;
-            match event {
-                Event::Plain(buffer, length) => {
-                    let lied = match Head::decode(&buffer[..length]) {
-                        Ok((Head::Reply(reply), body)) => {
-                            let body = Body::new(body);
-                            self.answer(reply, body, None);
-                            None
-                        }
-                        Ok((other, _)) => self.rare(other),
-                        Err(_) => Some(Leaving::Malformed),
-                    };
-                    if let Some(line) = &mut self.line {
-                        line.give_back(buffer);
-                    }
-                    if let Some(why) = lied {
-                        self.lose_line(why);
-                    }
-                }
-                event => self.handle_bulk(event),
+    pub(super) fn step(&mut self) -> bool {
+        let Some(line) = &mut self.line else { return false };
+        let Some(event) = line.next() else {
+            if line.ended().is_none() {
+                return false;
             }
+            self.lose_line(Leaving::Malformed);
+            return true;
+        };
+        match event {
+            Event::Plain(buffer, length) => {
+                let lied = match Head::decode(&buffer[..length]) {
+                    Ok((Head::Reply(reply), body)) => {
+                        let body = Body::new(body);
+                        self.answer(reply, body, None);
+                        None
+                    }
+                    Ok((other, _)) => self.rare(other),
+                    Err(_) => Some(Leaving::Malformed),
+                };
+                if let Some(line) = &mut self.line {
+                    line.give_back(buffer);
+                }
+                if let Some(why) = lied {
+                    self.lose_line(why);
+                }
+            }
+            event => self.handle_bulk(event),
         }
-        some
+        true
     }
 
     #[inline(never)]
