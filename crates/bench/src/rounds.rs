@@ -628,7 +628,7 @@ const PACKETS_INTERFERED: f64 = 100_000.0;
 const CALLS_NS: f64 = 2_000_000.0;
 const CALLS_LEAST: usize = 16;
 const CALLS_MAX: usize = 50_000;
-const FETCHES_NS: f64 = 10_000_000.0;
+const FETCHES_NS: f64 = 20_000_000.0;
 /// Some dozens of reads of a disk, and a good part of the region where nothing has to be read from there.
 const RANDOM_PAGES_NS: f64 = 20_000_000.0;
 const RANDOM_PAGES_MAX: usize = 4096;

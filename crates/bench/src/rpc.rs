@@ -56,15 +56,10 @@ pub(crate) trait Caller {
     }
 }
 
-/// The side that answers, in the second process.
+/// The side that answers, in the second process, by threads of its own.
 pub(crate) trait Answerer {
-    /// Answers `count` calls, whatever they ask for; returns when the last answer is on its way.
-    fn answer(&mut self, count: usize) -> Result<(), BenchError>;
-
-    /// As [`Caller::tend`].
-    fn tend(&mut self) -> Result<bool, BenchError> {
-        Ok(true)
-    }
+    /// From now on calls come, or none do for a while: others need the CPU for theirs.
+    fn expect_calls(&mut self, some: bool);
 
     /// As [`Caller::wait_asleep`].
     fn wait_asleep(&mut self, _asleep: bool) {}
@@ -72,12 +67,10 @@ pub(crate) trait Answerer {
 
 /// What this process does for a contestant.
 pub(crate) enum Side {
-    Calls(Box<dyn Caller>),
-    Answers(Box<dyn Answerer>),
-    /// It calls a program, and says by this socket when it has done so.
-    CallsProgram(Box<dyn Caller>, UnixStream),
-    /// It leaves its CPU to that program until then.
-    Sleeps(UnixStream),
+    /// It calls, and says by this socket when it has done so.
+    Calls(Box<dyn Caller>, UnixStream),
+    /// It leaves its CPU until then to those who answer: to threads of its own, or to a program.
+    Answers(Option<Box<dyn Answerer>>, UnixStream),
 }
 
 /// One end of a contestant that makes calls.
@@ -93,8 +86,8 @@ impl Calls {
 
     fn caller(&mut self) -> Option<&mut dyn Caller> {
         match &mut self.side {
-            Side::Calls(caller) | Side::CallsProgram(caller, _) => Some(caller.as_mut()),
-            Side::Answers(_) | Side::Sleeps(_) => None,
+            Side::Calls(caller, _) => Some(caller.as_mut()),
+            Side::Answers(..) => None,
         }
     }
 
@@ -111,11 +104,10 @@ impl Calls {
             Exercise::FetchMany => caller.fetch(size, count, FETCHES_AT_A_TIME)?,
             _ => caller.fetch(size, count, 1)?,
         }
-        if !programs.is_empty() {
-            let nanoseconds = clock.elapsed().as_nanos() as f64;
-            let nanoseconds = caller.took_ns().unwrap_or(nanoseconds);
-            self.timing = Some(Timing { nanoseconds, waited_ns: waited().saturating_sub(before) });
-        }
+        let nanoseconds = clock.elapsed().as_nanos() as f64;
+        let nanoseconds = caller.took_ns().unwrap_or(nanoseconds);
+        let waited_ns = if programs.is_empty() { 0 } else { waited().saturating_sub(before) };
+        self.timing = Some(Timing { nanoseconds, waited_ns });
         Ok(())
     }
 }
@@ -127,26 +119,27 @@ impl Transport for Calls {
 
     fn lead(&mut self, exercise: Exercise, size: usize, count: usize) -> Result<(), BenchError> {
         self.burst(exercise, size, count)?;
-        if let Side::CallsProgram(_, awake) = &mut self.side {
+        if let Side::Calls(_, awake) = &mut self.side {
             awake.write_all(&[0])?;
         }
         Ok(())
     }
 
-    fn follow_warm(&mut self, _exercise: Exercise, _size: usize, count: usize) -> Result<(), BenchError> {
-        match &mut self.side {
-            Side::Answers(answerer) => answerer.answer(count),
-            // It sleeps once for both.
-            _ => Ok(()),
-        }
+    /// Nothing: it sleeps once for this and what follows.
+    fn follow_warm(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
+        Ok(())
     }
 
-    fn follow(&mut self, _exercise: Exercise, _size: usize, count: usize) -> Result<(), BenchError> {
-        match &mut self.side {
-            Side::Answers(answerer) => answerer.answer(count),
-            Side::Sleeps(awake) => Ok(awake.read_exact(&mut [0])?),
-            Side::Calls(_) | Side::CallsProgram(..) => unreachable!("it does not answer"),
+    fn follow(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
+        let Side::Answers(answerer, awake) = &mut self.side else { unreachable!("it does not answer") };
+        if let Some(answerer) = answerer {
+            answerer.expect_calls(true);
         }
+        awake.read_exact(&mut [0])?;
+        if let Some(answerer) = answerer {
+            answerer.expect_calls(false);
+        }
+        Ok(())
     }
 
     fn check(&mut self) -> Result<(), BenchError> {
@@ -155,17 +148,16 @@ impl Transport for Calls {
 
     fn tend(&mut self) -> Result<bool, BenchError> {
         match &mut self.side {
-            Side::Calls(caller) | Side::CallsProgram(caller, _) => caller.tend(),
-            Side::Answers(answerer) => answerer.tend(),
-            Side::Sleeps(_) => Ok(true),
+            Side::Calls(caller, _) => caller.tend(),
+            Side::Answers(..) => Ok(true),
         }
     }
 
     fn wait_asleep(&mut self, asleep: bool) {
         match &mut self.side {
-            Side::Calls(caller) | Side::CallsProgram(caller, _) => caller.wait_asleep(asleep),
-            Side::Answers(answerer) => answerer.wait_asleep(asleep),
-            Side::Sleeps(_) => {}
+            Side::Calls(caller, _) => caller.wait_asleep(asleep),
+            Side::Answers(Some(answerer), _) => answerer.wait_asleep(asleep),
+            Side::Answers(None, _) => {}
         }
     }
 
@@ -181,7 +173,7 @@ pub(crate) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> 
 
 /// What the second process does for a contestant whose server is a program.
 pub(crate) fn sleep_beside(awake: UnixStream) -> Box<dyn Transport> {
-    Calls::of(Side::Sleeps(awake))
+    Calls::of(Side::Answers(None, awake))
 }
 
 /// Starts the server of a contestant, with a value of each size, and what calls it.
@@ -198,7 +190,7 @@ pub(crate) fn admit(
         _ => Box::new(peers::Peer::start(contestant, cpus)?),
     };
     let (mine, theirs) = UnixStream::pair()?;
-    contest.admit_asleep(contestant, theirs.as_fd(), Calls::of(Side::CallsProgram(caller, mine)))
+    contest.admit_asleep(contestant, theirs.as_fd(), Calls::of(Side::Calls(caller, mine)))
 }
 
 /// Why a contestant cannot be measured here.
@@ -306,54 +298,67 @@ mod tests {
         }
     }
 
-    impl Answerer for OverSocket {
-        fn answer(&mut self, count: usize) -> Result<(), BenchError> {
-            for _ in 0..count {
-                let mut size = [0; 8];
-                self.socket.read_exact(&mut size)?;
-                self.socket.write_all(&self.bytes[..usize::from_le_bytes(size)])?;
-            }
-            Ok(())
+    /// Answers as many of them.
+    fn answer(mut socket: UnixStream, count: usize) {
+        let bytes = vec![7; 1 << 20];
+        for _ in 0..count {
+            let mut size = [0; 8];
+            socket.read_exact(&mut size).unwrap();
+            socket.write_all(&bytes[..usize::from_le_bytes(size)]).unwrap();
+        }
+    }
+
+    /// Notes what it was told.
+    struct Noting(std::sync::mpsc::Sender<bool>);
+
+    impl Answerer for Noting {
+        fn expect_calls(&mut self, some: bool) {
+            self.0.send(some).unwrap();
         }
     }
 
     #[test]
-    fn as_many_calls_are_answered_as_are_made() {
+    fn those_who_answer_are_told_when_calls_come_and_when_no_more_do() {
         let (calls, answers) = UnixStream::pair().unwrap();
-        let over = |socket| Box::new(OverSocket { socket, bytes: vec![7; 1 << 20] });
+        let (mine, theirs) = UnixStream::pair().unwrap();
         let exercises =
             [(Exercise::Call, 0), (Exercise::Fetch, 8192), (Exercise::FetchMany, 1 << 20), (Exercise::Calls, 64)];
+        let serving = std::thread::spawn(move || answer(answers, exercises.len() * 103));
+        let (told, hears) = std::sync::mpsc::channel();
         let answering = std::thread::spawn(move || {
-            let mut end = Calls::of(Side::Answers(over(answers)));
+            let mut end = Calls::of(Side::Answers(Some(Box::new(Noting(told))), theirs));
             for (exercise, size) in exercises {
                 end.follow_warm(exercise, size, 3).unwrap();
                 end.follow(exercise, size, 100).unwrap();
                 assert!(end.tend().unwrap());
             }
         });
-        let mut end = Calls::of(Side::Calls(over(calls)));
+        let mut end = Calls::of(Side::Calls(Box::new(OverSocket { socket: calls, bytes: vec![0; 1 << 20] }), mine));
         for (exercise, size) in exercises {
+            assert!(hears.recv().unwrap());
             end.lead_warm(exercise, size, 3).unwrap();
+            assert_eq!(hears.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty), "it ended before its time");
             end.lead(exercise, size, 100).unwrap();
             end.check().unwrap();
-            assert_eq!(end.take_timing(), None, "the clock of everybody counts");
+            assert!(end.take_timing().is_some_and(|timing| timing.nanoseconds > 0.0 && timing.waited_ns == 0));
+            assert!(!hears.recv().unwrap());
         }
         answering.join().unwrap();
+        serving.join().unwrap();
     }
 
     #[test]
     fn whoever_leaves_its_cpu_to_a_program_wakes_when_that_is_done() {
         let (calls, answers) = UnixStream::pair().unwrap();
         let (mine, theirs) = UnixStream::pair().unwrap();
-        let mut answerer = OverSocket { socket: answers, bytes: vec![7; 100] };
-        let program = std::thread::spawn(move || answerer.answer(13).unwrap());
+        let program = std::thread::spawn(move || answer(answers, 13));
         let sleeper = std::thread::spawn(move || {
             let mut end = sleep_beside(theirs);
             end.follow_warm(Exercise::Call, 0, 3).unwrap();
             end.follow(Exercise::Call, 0, 10).unwrap();
         });
         let caller = Box::new(OverSocket { socket: calls, bytes: vec![0; 100] });
-        let mut end = Calls::of(Side::CallsProgram(caller, mine));
+        let mut end = Calls::of(Side::Calls(caller, mine));
         end.lead_warm(Exercise::Call, 0, 3).unwrap();
         assert!(!sleeper.is_finished(), "it wakes before its time");
         end.lead(Exercise::Call, 0, 10).unwrap();

@@ -3,15 +3,14 @@
 use super::{Answerer, Caller, Side};
 use crate::BenchError;
 use crate::apps::servers::page;
-use crate::pair::{Link, PATIENCE, Role};
+use crate::pair::{Link, Role};
 use crate::transports::Contestant;
 use crate::transports::vi::nic_over_udp;
 use highwire::rpc::{Bulk, Client, ClientOptions, Rpc, Server, ServerOptions, Services, TypedPending, service};
 use highwire::{Buffer, Frozen, Nic, Pool, Tag};
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 
 service! {
     /// What is called.
@@ -40,12 +39,14 @@ pub(super) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> 
                 _ => format!("udp:{}", std::net::SocketAddr::new(link.address(contestant.wire())?, 0)),
             };
             let answers = Answers::start(name, &nic, &rpc, &address, size_max, link.spinning)?;
-            link.tell(&answers.server.address(), &[])?;
-            Side::Answers(Box::new(answers))
+            let (mine, theirs) = UnixStream::pair()?;
+            link.tell(&answers.server.address(), &[theirs.as_fd()])?;
+            Side::Answers(Some(Box::new(answers)), mine)
         }
         Role::Driver => {
-            let (address, _) = link.hear::<String>()?;
-            Side::Calls(Box::new(Calls::connect(name, &nic, &rpc, &address, size_max, link.spinning)?))
+            let (address, descriptors) = link.hear::<String>()?;
+            let awake = descriptors.into_iter().next().ok_or(BenchError::NobodyLeft)?;
+            Side::Calls(Box::new(Calls::connect(name, &nic, &rpc, &address, size_max, link.spinning)?), awake.into())
         }
     };
     link.meet()?;
@@ -156,27 +157,19 @@ impl Caller for Calls {
 
 struct Answers {
     server: Server,
-    /// How many calls were answered.
-    tally: Arc<AtomicU64>,
     spinning: bool,
     asleep: bool,
-    /// Calls that were to be answered so far.
-    due: u64,
 }
 
 struct Store {
     value: Frozen,
-    tally: Arc<AtomicU64>,
 }
 
 impl Values for Store {
-    fn call(&self) {
-        self.tally.fetch_add(1, Relaxed);
-    }
+    fn call(&self) {}
 
     fn fetch(&self, bulk: &mut Bulk<'_>, bytes: u32) {
         bulk.send_frozen(&self.value, 0..bytes as usize);
-        self.tally.fetch_add(1, Relaxed);
     }
 }
 
@@ -195,29 +188,16 @@ impl Answers {
         all.copy_from_slice(&page(value.len()));
         drop(all);
         let value = value.freeze().map_err(|(_, error)| BenchError::library(name, "freezing a value")(error))?;
-        let tally = Arc::new(AtomicU64::new(0));
-        let services = Services::new().and(ValuesClient::serve(Store { value, tally: tally.clone() }));
+        let services = Services::new().and(ValuesClient::serve(Store { value }));
         let server = rpc.serve_with(address, services, ServerOptions { workers: 1, ..ServerOptions::default() });
         let server = server.map_err(BenchError::library(name, "serving"))?;
-        Ok(Answers { server, tally, spinning, asleep: false, due: 0 })
+        Ok(Answers { server, spinning, asleep: false })
     }
 }
 
 impl Answerer for Answers {
-    fn answer(&mut self, count: usize) -> Result<(), BenchError> {
-        self.due += count as u64;
-        // Only while it is its turn: others need the CPU for theirs.
-        self.server.set_busy(self.spinning && !self.asleep);
-        let began = Instant::now();
-        while self.tally.load(Relaxed) < self.due {
-            // Whoever answers has this CPU: being told would take it away just before the last answer is sent.
-            std::thread::sleep(NAP);
-            if began.elapsed() > PATIENCE {
-                return Err(BenchError::NobodyLeft);
-            }
-        }
-        self.server.set_busy(false);
-        Ok(())
+    fn expect_calls(&mut self, some: bool) {
+        self.server.set_busy(some && self.spinning && !self.asleep);
     }
 
     fn wait_asleep(&mut self, asleep: bool) {
@@ -225,7 +205,6 @@ impl Answerer for Answers {
     }
 }
 
-const NAP: Duration = Duration::from_micros(200);
 /// Calls that may be outstanding.
 const WINDOW: u32 = 1024;
 /// Frames for values: those of all fetches under way, and one that was looked at last.
