@@ -464,15 +464,6 @@ impl View {
         now < self.memory.load64(VALID_UNTIL_AT)
     }
 
-    /// Asks for the first lines of a page that is to be copied next: what follows them comes by itself.
-    #[inline]
-    pub fn prefetch(&self, handle: PageHandle) {
-        if handle.index < self.pages {
-            let at = self.pages_at + handle.index as usize * PAGE_BYTES;
-            self.memory.prefetch(at..at + PREFETCHED_BYTES);
-        }
-    }
-
     /// [`read`](View::read) without the clock: [`is_valid`](View::is_valid) has to be asked afterwards.
     #[inline]
     pub fn copy(&self, handle: PageHandle, at: usize, into: &mut [u8]) -> Read {
@@ -504,9 +495,6 @@ impl View {
         Read::Done
     }
 }
-
-/// Of the next page, while one is copied.
-const PREFETCHED_BYTES: usize = 1024;
 
 fn word_at(index: u32) -> usize {
     HEADER_BYTES + index as usize * 8

@@ -401,27 +401,37 @@ impl PagedRegion {
         let home = engine.table.load(first).home();
         let mut seen = [None::<Word>; WINDOW_PAGES_MAX as usize];
         let most = (into.len() / PAGE_BYTES).min(seen.len());
-        let mut pages = 0;
-        for (seen, page) in seen[..most].iter_mut().zip(first..) {
+        // Pages before the first that is here, and up to the last that is not.
+        let (mut before_here, mut pages, mut here) = (None, 0, 0);
+        for (at, (seen, page)) in seen[..most].iter_mut().zip(first..).enumerate() {
             let word = engine.table.load(page);
-            if word.phase() != Phase::Away || word.home() != home {
-                break;
+            match word.phase() {
+                _ if word.home() != home => break,
+                Phase::Away => (pages, here) = (at + 1, 0),
+                // What a store at hand has of them is copied faster with the others than apart from them.
+                Phase::Clean if home == Home::Store && here < BRIDGED_PAGES_MAX => {
+                    before_here.get_or_insert(at);
+                    here += 1;
+                }
+                _ => break,
             }
             *seen = Some(word);
-            pages += 1;
         }
         if pages < DIRECT_PAGES_MIN {
             return Ok(0);
         }
-        let into = &mut into[..pages * PAGE_BYTES];
         match (home, &engine.spill) {
-            (Home::Zeros, _) => into.fill(0),
+            (Home::Zeros, _) => into[..pages * PAGE_BYTES].fill(0),
             (Home::Store, _) => {
-                if !engine.store.fetch_now(first, into) {
-                    engine.store.fetch(first, into)?;
+                if !engine.store.fetch_now(first, &mut into[..pages * PAGE_BYTES]) {
+                    pages = pages.min(before_here.unwrap_or(pages));
+                    if pages < DIRECT_PAGES_MIN {
+                        return Ok(0);
+                    }
+                    engine.store.fetch(first, &mut into[..pages * PAGE_BYTES])?;
                 }
             }
-            (Home::Spill, Some(spill)) => spill.read(first, into)?,
+            (Home::Spill, Some(spill)) => spill.read(first, &mut into[..pages * PAGE_BYTES])?,
             (Home::Spill, None) => unreachable!("a page spilled, so there is a file"),
         }
         // What its home has is the page's content if it had it before, and nobody replaced it since.
@@ -612,5 +622,7 @@ const WINDOW_PAGES_MAX: u32 = 256;
 
 /// Pieces of fewer pages than this are worth bringing; larger ones go straight to the caller.
 const DIRECT_PAGES_MIN: usize = 8;
+/// Pages in a row that are here and are read at their home all the same, between others.
+const BRIDGED_PAGES_MAX: usize = 8;
 
 const BOUNCE_BYTES: usize = 1 << 20;

@@ -256,27 +256,18 @@ impl PageStore for RemotePages {
     }
 
     fn fetch_now(&self, first: u64, into: &mut [u8]) -> bool {
-        let mut next = self.place(first);
-        for (at, into) in into.chunks_mut(PAGE_BYTES).enumerate() {
-            let Some((handle, _, Holder { view: Some(view), .. })) = next else { return false };
-            next = self.place(first + at as u64 + 1);
-            let mut stays = false;
-            if let Some((next, _, _)) = next
-                && next.incarnation == handle.incarnation
-            {
-                view.prefetch(next);
-                stays = true;
-            }
-            // The clock is looked at once for all pages of a node.
-            if !copy_now(view, handle, into) || !stays && !view.is_valid(boot_ns()) {
+        // The clock is looked at once for the pages of a node that follow one another.
+        let mut copied: Option<(u64, &View)> = None;
+        let is_valid = |copied: Option<(u64, &View)>| copied.is_none_or(|(_, view)| view.is_valid(boot_ns()));
+        for (into, page) in into.chunks_mut(PAGE_BYTES).zip(first..) {
+            let Some((handle, _, Holder { view: Some(view), .. })) = self.place(page) else { return false };
+            let is_other = copied.is_some_and(|(incarnation, _)| incarnation != handle.incarnation);
+            if is_other && !is_valid(copied) || !copy_now(view, handle, into) {
                 return false;
             }
+            copied = Some((handle.incarnation, view));
         }
-        // The last page may be followed by another of its node that was not asked for.
-        match self.place(first + (into.len() / PAGE_BYTES) as u64 - 1) {
-            Some((_, _, Holder { view: Some(view), .. })) => view.is_valid(boot_ns()),
-            _ => false,
-        }
+        is_valid(copied)
     }
 
     fn store(&self, runs: &[PageRun<'_>]) -> Result<(), StoreError> {

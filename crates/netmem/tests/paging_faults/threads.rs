@@ -1,7 +1,7 @@
 //! What threads write is what they read, however often its pages come and go.
 
 use super::{PAGE, Random, fill, region, region_with, soak, soak_seed, word};
-use highwire_netmem::{BUDGET_BYTES_MIN, PAGE_BYTES, PagedRegion, PagingOptions};
+use highwire_netmem::{BUDGET_BYTES_MIN, Hold, PAGE_BYTES, PagedRegion, PagingOptions};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -216,6 +216,13 @@ fn large_pieces_are_whole() {
 
 #[test]
 fn a_direct_read_never_sees_what_was_replaced_before_it_began() {
+    for flush in [false, true] {
+        read_while_replacing(flush);
+    }
+}
+
+/// Flushed, pages that are here have their content at their home too, where direct reads find it until they are written.
+fn read_while_replacing(flush: bool) {
     let (region, _store) = region(512, BUDGET_BYTES_MIN / PAGE);
     let written = AtomicU64::new(0);
     let done = AtomicBool::new(false);
@@ -229,6 +236,11 @@ fn a_direct_read_never_sees_what_was_replaced_before_it_began() {
             }
             done.store(true, Ordering::SeqCst);
         });
+        scope.spawn(|| {
+            while flush && !done.load(Ordering::SeqCst) {
+                region.flush().unwrap();
+            }
+        });
         let mut all = vec![0; 128 * PAGE_BYTES];
         while !done.load(Ordering::SeqCst) {
             let least = written.load(Ordering::SeqCst);
@@ -239,6 +251,45 @@ fn a_direct_read_never_sees_what_was_replaced_before_it_began() {
             }
         }
     });
+}
+
+#[test]
+fn a_direct_read_goes_on_over_a_few_pages_that_are_here() {
+    let (region, store) = region(512, 128);
+    fill(&region);
+    region.flush().unwrap();
+    // Most of the first half is away; some pages of it are here, and some of those are newer than what the store has.
+    (256..512).for_each(|page| assert_eq!(word(&region, page).load(Ordering::Relaxed), page + 1));
+    let here = |page: u64| page % 16 == 3;
+    let newer = |page: u64| page % 80 == 3;
+    for page in (0..256).filter(|page| here(*page)) {
+        assert_eq!(word(&region, page).load(Ordering::Relaxed), page + 1);
+        if newer(page) {
+            word(&region, page).store(1000 + page, Ordering::Relaxed);
+        }
+    }
+    let mut all = vec![0; 256 * PAGE_BYTES];
+    let mut read = || {
+        let before = region.stats();
+        region.read_at(0, &mut all).unwrap();
+        for (page, content) in all.chunks(PAGE_BYTES).enumerate() {
+            let page = page as u64;
+            let expected = if newer(page) { 1000 + page } else { page + 1 };
+            assert_eq!(content[..8], expected.to_ne_bytes(), "page {page}");
+        }
+        region.stats().read_directly - before.read_directly
+    };
+    let newer_pages = (0..256).filter(|page| newer(*page)).count() as u64;
+    let direct = read();
+    assert!(direct >= 256 - 2 * newer_pages, "{direct} of 256 pages");
+    // A store that has to be asked is not asked for what is here.
+    store.set_slow(Duration::ZERO);
+    let direct = read();
+    assert!(direct <= 256 - (0..256).filter(|page| here(*page)).count() as u64, "{direct} of 256 pages");
+    // Nor does it matter whether it still has that.
+    let _held = region.hold(19 * PAGE, PAGE_BYTES, Hold::Read).unwrap();
+    store.lose(19);
+    read();
 }
 
 #[test]
