@@ -29,17 +29,6 @@ impl OwnMemory {
 #[derive(Clone)]
 pub struct PeerMemory(pub(crate) View);
 
-#[cfg(not(loom))]
-impl PeerMemory {
-    /// Asks for the lines of a range, to be read soon. Panics outside the mapping.
-    #[inline]
-    pub fn prefetch(&self, range: std::ops::Range<usize>) {
-        for at in range.step_by(64) {
-            crate::sys::prefetch(&self.0, at);
-        }
-    }
-}
-
 /// Memory that this process and its peers both write.
 #[derive(Clone)]
 pub struct SharedMemory(pub(crate) View);
