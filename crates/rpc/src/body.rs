@@ -8,16 +8,21 @@ pub struct Body(Bytes);
 
 #[derive(Clone)]
 enum Bytes {
-    Short(u8, [u8; SHORT_BYTES]),
+    Short(u8, Short),
     Long(Vec<u8>),
 }
 
+/// Aligned: what is moved in words of one size is waited for if it was written in words of another.
+#[derive(Clone, Copy)]
+#[repr(align(8))]
+struct Short([u8; SHORT_BYTES]);
+
 /// As many as leave the whole at 64 bytes.
-const SHORT_BYTES: usize = 62;
+const SHORT_BYTES: usize = 56;
 
 impl Body {
     /// No bytes.
-    pub const EMPTY: Body = Body(Bytes::Short(0, [0; SHORT_BYTES]));
+    pub const EMPTY: Body = Body(Bytes::Short(0, Short([0; SHORT_BYTES])));
 
     /// A copy of these.
     #[inline]
@@ -25,8 +30,8 @@ impl Body {
         if bytes.len() > SHORT_BYTES {
             return Body(Bytes::Long(bytes.to_vec()));
         }
-        let mut short = [0; SHORT_BYTES];
-        short[..bytes.len()].copy_from_slice(bytes);
+        let mut short = Short([0; SHORT_BYTES]);
+        short.0[..bytes.len()].copy_from_slice(bytes);
         Body(Bytes::Short(bytes.len() as u8, short))
     }
 }
@@ -36,7 +41,7 @@ impl Deref for Body {
     #[inline]
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Bytes::Short(length, bytes) => &bytes[..usize::from(*length)],
+            Bytes::Short(length, Short(bytes)) => &bytes[..usize::from(*length)],
             Bytes::Long(bytes) => bytes,
         }
     }
