@@ -10,7 +10,7 @@ use crate::body::Body;
 use crate::error::{CallError, Failed, Lost, OpenError};
 use crate::head::{Head, Leaving, RPC_VERSION};
 use crate::hub::{Hub, Rpc};
-use crate::line::{Event, Line, compose};
+use crate::line::{Line, Next, compose};
 use crate::stall;
 use core::{Afterwards, Core, Deadline, Request, State, Welcome};
 use highwire_mem::Process;
@@ -359,11 +359,11 @@ impl Shared {
         let address = || self.address.clone();
         let left = deadline.saturating_duration_since(Instant::now());
         let came = watch.wait_for(left, || match line.next() {
-            Some(event) => Some(Ok(event)),
-            None => line.ended().map(Err),
+            Next::Nothing => line.ended().map(Err),
+            next => Some(Ok(next)),
         });
         let (buffer, length) = match came {
-            Ok(Ok(Event::Plain(buffer, length))) => (buffer, length),
+            Ok(Ok(Next::Plain(buffer, length))) => (buffer, length),
             Ok(Ok(_)) => {
                 let reason = crate::head::Malformed::Short { bytes: 0 };
                 return Err(OpenError::NotRpc { address: address(), reason });
@@ -423,9 +423,8 @@ impl Shared {
 
     #[inline]
     fn call(self: &Arc<Shared>, request: Request<'_>) -> Result<Answer, Failed> {
-        let request = self.of_this_process(request)?;
-        if stall::is_inside() {
-            return Err(Failed { error: CallError::WouldStall, sent: request.payload, room: request.room });
+        if let Some(error) = self.why_no_call() {
+            return Err(Failed { error, sent: request.payload, room: request.room });
         }
         let deadline = request.deadline;
         let mut core = self.lock();
@@ -590,20 +589,23 @@ impl Shared {
         }
     }
 
-    /// Back, as a failure, in a forked child: it has neither the connection nor the threads of its parent.
+    /// Why this thread cannot make a call and wait for it.
     #[inline]
-    fn of_this_process<'a>(&self, request: Request<'a>) -> Result<Request<'a>, Failed> {
-        if self.process.is_this() {
-            return Ok(request);
-        }
-        Err(Failed { error: CallError::ForkedChild, sent: request.payload, room: request.room })
+    fn why_no_call(&self) -> Option<CallError> {
+        self.why_no_start().or_else(|| stall::is_inside().then_some(CallError::WouldStall))
+    }
+
+    /// Why no call can be made: a forked child has neither the connection nor the threads of its parent.
+    #[inline]
+    fn why_no_start(&self) -> Option<CallError> {
+        (!self.process.is_this()).then_some(CallError::ForkedChild)
     }
 
     fn start(self: &Arc<Shared>, request: Request<'_>) -> Pending {
-        let request = match self.of_this_process(request) {
-            Ok(request) => request,
-            Err(failed) => return Pending { shared: self.clone(), stage: Stage::Done(Some(Box::new(Err(failed)))) },
-        };
+        if let Some(error) = self.why_no_start() {
+            let failed = Failed { error, sent: request.payload, room: request.room };
+            return Pending { shared: self.clone(), stage: Stage::Done(Some(Box::new(Err(failed)))) };
+        }
         let mut core = self.lock();
         core.aside(Core::progress);
         if !core.has_room() {
@@ -627,10 +629,9 @@ impl Shared {
     }
 
     fn then(self: &Arc<Shared>, request: Request<'_>, continuation: Continuation) {
-        let request = match self.of_this_process(request) {
-            Ok(request) => request,
-            Err(failed) => return continuation.run(Err(failed)),
-        };
+        if let Some(error) = self.why_no_start() {
+            return continuation.run(Err(Failed { error, sent: request.payload, room: request.room }));
+        }
         let deadline = request.deadline;
         let mut core = self.lock();
         core.aside(Core::progress);

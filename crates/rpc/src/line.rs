@@ -35,6 +35,8 @@ pub(crate) struct Line {
     _messages: Region,
     /// A receive to be posted again as soon as there is nothing to do.
     spare: Option<Buffer>,
+    /// What was found last and is to be taken.
+    event: Option<Event>,
     backlog: VecDeque<Waiting>,
     ended: Option<Failure>,
 }
@@ -46,12 +48,20 @@ enum Waiting {
     Bulk(u64, Message),
 }
 
-/// Something that has come, or is done.
+/// What a look at a line finds. As small as it is, it comes in registers.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum Next {
     /// A message without payload. The buffer goes back with [`Line::give_back`].
     Plain(Buffer, usize),
-    /// A message with one, which has landed.
+    /// Something else, which [`Line::take_event`] has.
+    Event,
+    Nothing,
+}
+
+/// Something that has come, or is done, other than a plain message.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A message with a payload, which has landed.
     Bulk { control: Control, token: PayloadToken, payload: Payload, length: usize },
     /// A payload that was sent is its sender's again, under the token that it was sent with.
     Sent { token: u64, payload: Payload },
@@ -79,6 +89,7 @@ impl Line {
             is_near,
             _messages: messages.clone(),
             spare: None,
+            event: None,
             backlog: VecDeque::new(),
             ended: None,
         };
@@ -225,46 +236,53 @@ impl Line {
 
     /// What has come or is done next, if anything.
     #[inline]
-    pub(crate) fn next(&mut self) -> Option<Event> {
+    pub(crate) fn next(&mut self) -> Next {
         loop {
             if !self.backlog.is_empty()
                 && let Some(refused) = self.send_backlog()
             {
-                return Some(refused);
+                self.event = Some(refused);
+                return Next::Event;
             }
             // The end of the connection is something too: it shows here until it was polled for.
             if self.is_near && !self.watch.is_ready() {
                 if let Some(spare) = self.spare.take() {
                     self.post_receive(spare);
                 }
-                return None;
+                return Next::Nothing;
             }
             let Some(done) = self.vi.poll() else {
-                return self.nothing();
+                self.note_end();
+                return Next::Nothing;
             };
             match done {
                 Completion { token: PLAIN, operation: Operation::Receive, status: Ok(()), length, payload, .. } => {
                     if let Payload::Buffer(buffer) = payload {
-                        return Some(Event::Plain(buffer, length));
+                        return Next::Plain(buffer, length);
                     }
                 }
                 done => {
-                    if let Some(event) = self.rare(done) {
-                        return Some(event);
+                    self.event = self.rare(done);
+                    if self.event.is_some() {
+                        return Next::Event;
                     }
                 }
             }
         }
     }
 
+    /// What [`Line::next`] said is there.
+    pub(crate) fn take_event(&mut self) -> Option<Event> {
+        self.event.take()
+    }
+
     #[inline(never)]
-    fn nothing(&mut self) -> Option<Event> {
+    fn note_end(&mut self) {
         if self.ended.is_none()
             && let highwire_vi::State::Ended(failure) = self.vi.state()
         {
             self.ended = Some(failure);
         }
-        None
     }
 
     #[inline(never)]

@@ -14,7 +14,7 @@ use crate::hub::Rpc;
 use crate::line::Line;
 use crate::service::Service;
 use crate::stall;
-use connection::{Connection, Next};
+use connection::{Connection, Turn};
 pub use handler::{Deferred, Manner, Reply, Request, Serve};
 use highwire_mem::Process;
 use highwire_vi::{
@@ -438,8 +438,8 @@ impl Inner {
         connection: &Arc<Connection>,
     ) -> bool {
         match connection.turn(self) {
-            Next::GoesOn => true,
-            Next::Ends(why) => {
+            Turn::GoesOn => true,
+            Turn::Ends(why) => {
                 self.end(connections, connection, why);
                 false
             }

@@ -5,7 +5,7 @@ use crate::body::Body;
 use crate::calls::{Calls, Fate};
 use crate::error::{CallError, Failed, Lost};
 use crate::head::{CallHead, HEAD_BYTES, Head, Leaving, ReplyHead, Status};
-use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, Event, Line, Unsendable, compose};
+use crate::line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, Event, Line, Next, Unsendable, compose};
 use crate::tokens;
 use highwire_vi::{Failure, Nic, Payload, PayloadToken, Pool, Segment, Watch};
 use std::task::Waker;
@@ -410,15 +410,14 @@ impl Core {
     #[inline]
     pub(super) fn step(&mut self) -> bool {
         let Some(line) = &mut self.line else { return false };
-        let Some(event) = line.next() else {
-            if line.ended().is_none() {
-                return false;
+        match line.next() {
+            Next::Nothing => {
+                if line.ended().is_none() {
+                    return false;
+                }
+                self.lose_line(Leaving::Malformed);
             }
-            self.lose_line(Leaving::Malformed);
-            return true;
-        };
-        match event {
-            Event::Plain(buffer, length) => {
+            Next::Plain(buffer, length) => {
                 let lied = match Head::decode(&buffer[..length]) {
                     Ok((Head::Reply(reply), body)) => {
                         let body = Body::new(body);
@@ -435,13 +434,16 @@ impl Core {
                     self.lose_line(why);
                 }
             }
-            event => self.handle_bulk(event),
+            Next::Event => {
+                let event = line.take_event();
+                event.into_iter().for_each(|event| self.handle(event));
+            }
         }
         true
     }
 
     #[inline(never)]
-    fn handle_bulk(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
             Event::Bulk { control, token, payload, length } => match Head::decode(&control) {
                 Ok((Head::Reply(reply), body)) if token.0 == reply.sequence => {
@@ -467,7 +469,6 @@ impl Core {
                 }
             }
             Event::Refused { token, unsendable } => self.refuse(token, unsendable),
-            Event::Plain(..) => {}
         }
     }
 
@@ -702,18 +703,19 @@ impl Core {
         let failure = line.ended().unwrap_or(Failure::Closed);
         if line.ended().is_some() {
             // Answers that came before the end count.
-            while let Some(event) = line.next() {
-                if let Event::Plain(buffer, length) = &event
-                    && let Ok((Head::Reply(reply), body)) = Head::decode(&buffer[..*length])
-                {
-                    let body = Body::new(body);
-                    self.answer(reply, body, None);
-                } else {
-                    self.handle_bulk(event);
+            loop {
+                match line.next() {
+                    Next::Nothing => break,
+                    Next::Plain(buffer, length) => {
+                        if let Ok((Head::Reply(reply), body)) = Head::decode(&buffer[..length]) {
+                            self.answer(reply, Body::new(body), None);
+                        }
+                    }
+                    Next::Event => line.take_event().into_iter().for_each(|event| self.handle(event)),
                 }
             }
             for (sequence, payload) in line.take_backlog() {
-                self.handle_bulk(Event::Sent { token: sequence, payload });
+                self.handle(Event::Sent { token: sequence, payload });
             }
         }
         for at in 0..self.places.len() {

@@ -5,7 +5,7 @@ use super::handler::{Received, Reply, Request};
 use super::jobs::Job;
 use super::sessions::Ticket;
 use crate::head::{CallHead, HEAD_BYTES, Head, Leaving, OFFER_BYTES, ReplyHead, SESSION_BYTES, Status};
-use crate::line::{Event, Line, compose};
+use crate::line::{Event, Line, Next, compose};
 use crate::session::{Admission, Session};
 use crate::{stall, tokens};
 use highwire_vi::{Payload, PayloadToken, PeerId, Pool, ViId};
@@ -51,7 +51,7 @@ struct Offer {
 
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum Turn {
     GoesOn,
     /// It is over; told why, if that is its client's fault.
     Ends(Option<Leaving>),
@@ -84,45 +84,47 @@ impl Connection {
     }
 
     /// Takes what has come, for a while.
-    pub(super) fn turn(self: &Arc<Connection>, inner: &Arc<Inner>) -> Next {
+    pub(super) fn turn(self: &Arc<Connection>, inner: &Arc<Inner>) -> Turn {
         let mut link = self.lock();
         for _ in 0..EVENTS_PER_TURN {
-            let Some(event) = link.line.next() else {
-                return if link.line.ended().is_some() { Next::Ends(None) } else { Next::GoesOn };
-            };
-            let next = match event {
-                Event::Plain(buffer, length) => {
-                    let next = match Head::decode(&buffer[..length]) {
+            let turn = match link.line.next() {
+                Next::Nothing => {
+                    return if link.line.ended().is_some() { Turn::Ends(None) } else { Turn::GoesOn };
+                }
+                Next::Plain(buffer, length) => {
+                    let turn = match Head::decode(&buffer[..length]) {
                         // Arguments in a payload that is not there.
                         Ok((Head::Call(call), _)) if call.body_in_payload && !call.is_offer => {
-                            Next::Ends(Some(Leaving::Malformed))
+                            Turn::Ends(Some(Leaving::Malformed))
                         }
                         Ok((Head::Call(call), body)) => link.call(self, inner, call, body, Received::default()),
                         Ok((head, body)) => self.rare(inner, &mut link, head, body),
-                        Err(_) => Next::Ends(Some(Leaving::Malformed)),
+                        Err(_) => Turn::Ends(Some(Leaving::Malformed)),
                     };
                     link.line.give_back(buffer);
-                    next
+                    turn
                 }
-                Event::Bulk { control, token, payload, length } => {
-                    link.bulk(self, inner, &control, token, payload, length)
-                }
-                // A payload of ours is back, or room that nobody used: both are dropped.
-                Event::Sent { .. } | Event::Unused { .. } => Next::GoesOn,
-                Event::Refused { token: sequence, .. } => {
-                    link.say_unsendable(sequence);
-                    Next::GoesOn
-                }
+                Next::Event => match link.line.take_event() {
+                    Some(Event::Bulk { control, token, payload, length }) => {
+                        link.bulk(self, inner, &control, token, payload, length)
+                    }
+                    Some(Event::Refused { token: sequence, .. }) => {
+                        link.say_unsendable(sequence);
+                        Turn::GoesOn
+                    }
+                    // A payload of ours is back, or room that nobody used: both are dropped.
+                    Some(Event::Sent { .. } | Event::Unused { .. }) | None => Turn::GoesOn,
+                },
             };
-            if next != Next::GoesOn {
-                return next;
+            if turn != Turn::GoesOn {
+                return turn;
             }
         }
-        Next::GoesOn
+        Turn::GoesOn
     }
 
     #[cold]
-    fn rare(self: &Arc<Connection>, inner: &Arc<Inner>, link: &mut Link, head: Head, body: &[u8]) -> Next {
+    fn rare(self: &Arc<Connection>, inner: &Arc<Inner>, link: &mut Link, head: Head, body: &[u8]) -> Turn {
         match head {
             Head::Hello { version, window, acknowledged, attempt, incarnation } if link.session.is_none() => {
                 let session = u128::from_le_bytes(std::array::from_fn::<_, SESSION_BYTES, _>(|at| body[at]));
@@ -143,16 +145,16 @@ impl Connection {
                         };
                         compose(&mut link.message, &welcome, &[]);
                         link.line.send(&link.message);
-                        Next::GoesOn
+                        Turn::GoesOn
                     }
-                    Err(why) => Next::Ends(Some(why)),
+                    Err(why) => Turn::Ends(Some(why)),
                 }
             }
             Head::Leaving(Leaving::Shutdown) => {
                 if let Some((id, _)) = link.session.take() {
                     inner.sessions.forget(id, self);
                 }
-                Next::Ends(None)
+                Turn::Ends(None)
             }
             Head::Cancel { sequence } => {
                 if let Some((_, session)) = &mut link.session {
@@ -162,9 +164,9 @@ impl Connection {
                     link.offered_bytes -= offer.bytes;
                     drop(link.line.revoke(tokens::offer(sequence)));
                 }
-                Next::GoesOn
+                Turn::GoesOn
             }
-            _ => Next::Ends(Some(Leaving::Malformed)),
+            _ => Turn::Ends(Some(Leaving::Malformed)),
         }
     }
 }
@@ -196,8 +198,8 @@ impl Link {
         token: PayloadToken,
         payload: Payload,
         length: usize,
-    ) -> Next {
-        let malformed = Next::Ends(Some(Leaving::Malformed));
+    ) -> Turn {
+        let malformed = Turn::Ends(Some(Leaving::Malformed));
         let in_frame = tokens::frame_of(token).is_some();
         if in_frame {
             self.grant(1);
@@ -212,7 +214,7 @@ impl Link {
                         self.offered_bytes -= bytes;
                         self.with_payload(connection, inner, call, &body, payload, length)
                     }
-                    None => Next::GoesOn,
+                    None => Turn::GoesOn,
                 }
             }
             _ => malformed,
@@ -227,7 +229,7 @@ impl Link {
         body: &[u8],
         payload: Payload,
         length: usize,
-    ) -> Next {
+    ) -> Turn {
         let call = CallHead { is_offer: false, ..call };
         if !call.body_in_payload {
             return self.call(connection, inner, call, body, Received { payload, start: 0, end: length });
@@ -236,7 +238,7 @@ impl Link {
         let received = Received { payload, start, end: length };
         // The payload is at once what is called with and where the arguments are.
         let Some(arguments) = received.bytes().get(..start).map(<[u8]>::to_vec) else {
-            return Next::Ends(Some(Leaving::Malformed));
+            return Turn::Ends(Some(Leaving::Malformed));
         };
         self.call(connection, inner, call, &arguments, received)
     }
@@ -250,33 +252,33 @@ impl Link {
         call: CallHead,
         arguments: &[u8],
         received: Received,
-    ) -> Next {
+    ) -> Turn {
         if call.is_offer {
             return self.offer(inner, call, arguments);
         }
         let found = inner.find(&call);
-        let Some((id, session)) = &mut self.session else { return Next::Ends(Some(Leaving::Malformed)) };
+        let Some((id, session)) = &mut self.session else { return Turn::Ends(Some(Leaving::Malformed)) };
         let may_repeat = found.as_ref().is_ok_and(|(_, manner)| manner.may_repeat);
         let sequence = call.sequence;
         let ticket = Ticket { session: *id, incarnation: self.incarnation, sequence, room: call.reply_room };
         match session.admit(sequence, call.unanswered, may_repeat) {
             Ok(Admission::Begin) => {}
-            Ok(Admission::Running | Admission::Stale) => return Next::GoesOn,
+            Ok(Admission::Running | Admission::Stale) => return Turn::GoesOn,
             Ok(Admission::Answered(answer)) => {
                 self.message.clear();
                 self.message.extend_from_slice(answer);
                 // What was granted on the connection that it was first sent by means nothing here.
                 self.message[16..20].copy_from_slice(&self.granted.to_le_bytes());
                 self.line.send(&self.message);
-                return Next::GoesOn;
+                return Turn::GoesOn;
             }
             Ok(Admission::Forgotten) => {
                 self.reply.clear();
                 self.reply.fail(Status::Forgotten);
                 self.answer(sequence, 0, true);
-                return Next::GoesOn;
+                return Turn::GoesOn;
             }
-            Err(_) => return Next::Ends(Some(Leaving::Malformed)),
+            Err(_) => return Turn::Ends(Some(Leaving::Malformed)),
         }
         self.reply.clear();
         match found {
@@ -297,7 +299,7 @@ impl Link {
                     self.reply.fail(Status::Panicked);
                 }
                 if self.reply.is_deferred {
-                    return Next::GoesOn;
+                    return Turn::GoesOn;
                 }
             }
             Ok((service, _)) => {
@@ -313,26 +315,26 @@ impl Link {
                     peer: connection.peer,
                 };
                 if inner.jobs.push(job) {
-                    return Next::GoesOn;
+                    return Turn::GoesOn;
                 }
                 self.reply.fail(Status::Busy);
             }
         }
         self.answer(sequence, call.reply_room, false);
-        Next::GoesOn
+        Turn::GoesOn
     }
 
     /// A call whose payload comes when there is room for it. It is begun then, not before: should the connection be lost
     /// on the way, it comes again.
     #[cold]
-    fn offer(&mut self, inner: &Arc<Inner>, call: CallHead, body: &[u8]) -> Next {
+    fn offer(&mut self, inner: &Arc<Inner>, call: CallHead, body: &[u8]) -> Turn {
         let Some((body, length)) = body.split_last_chunk::<OFFER_BYTES>() else {
-            return Next::Ends(Some(Leaving::Malformed));
+            return Turn::Ends(Some(Leaving::Malformed));
         };
         let (bytes, sequence) = (u32::from_le_bytes(*length), call.sequence);
         // Nobody has more calls outstanding than its window.
         if self.session.as_ref().is_none_or(|(_, session)| self.offers.len() >= session.window() as usize) {
-            return Next::Ends(Some(Leaving::Malformed));
+            return Turn::Ends(Some(Leaving::Malformed));
         }
         let most = inner.options.request_bytes_max;
         // One that repeats itself, or more than anybody has at once.
@@ -348,7 +350,7 @@ impl Link {
                     self.offers.insert(sequence, Offer { call, body: body.to_vec(), bytes: bytes.into() });
                     compose(&mut self.message, &Head::Room { sequence }, &[]);
                     self.line.send(&self.message);
-                    return Next::GoesOn;
+                    return Turn::GoesOn;
                 }
                 Err(_) => Status::Busy,
             },
@@ -359,7 +361,7 @@ impl Link {
         self.reply.fail(status);
         // It was not begun, so that there is no answer to be kept.
         self.answer(sequence, 0, true);
-        Next::GoesOn
+        Turn::GoesOn
     }
 
     /// Sends the reply that was made. `beside_session` for one of which the session knows nothing.
