@@ -12,7 +12,7 @@ use crate::rounds::Shuffle;
 use crate::transports::{Contestant, Exercise, Ordinary, Transport};
 use crate::{BenchError, Options};
 use serde::{Deserialize, Serialize};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
@@ -50,15 +50,10 @@ pub(crate) trait Reader {
     }
 }
 
-/// The side that donates memory, in the second process.
+/// The side that donates memory, in the second process, by threads of its own.
 pub(crate) trait Donor {
-    /// Does what there is to do for the reader, without waiting: it is called again until the reader is done.
-    fn serve(&mut self) -> Result<(), BenchError>;
-
-    /// As [`Reader::tend`].
-    fn tend(&mut self) -> Result<bool, BenchError> {
-        Ok(true)
-    }
+    /// From now on the reader reads, or does not for a while: others need the CPU for theirs.
+    fn expect_reads(&mut self, some: bool);
 }
 
 /// What this process does for a contestant.
@@ -150,17 +145,10 @@ impl Transport for Paging {
 
     fn follow(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
         let Side::Donates(donor) = &mut self.side else { return Err(BenchError::NobodyLeft) };
-        loop {
-            for _ in 0..SERVED_BETWEEN_LOOKS {
-                donor.serve()?;
-            }
-            match self.done.read(&mut [0]) {
-                Ok(0) => return Err(BenchError::Socket(ErrorKind::UnexpectedEof.into())),
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        donor.expect_reads(true);
+        self.done.read_exact(&mut [0])?;
+        donor.expect_reads(false);
+        Ok(())
     }
 
     fn check(&mut self) -> Result<(), BenchError> {
@@ -181,7 +169,7 @@ impl Transport for Paging {
     fn tend(&mut self) -> Result<bool, BenchError> {
         match &mut self.side {
             Side::Reads(reader) => reader.tend(),
-            Side::Donates(donor) => donor.tend(),
+            Side::Donates(_) => Ok(true),
         }
     }
 }
@@ -222,7 +210,6 @@ pub(crate) fn meet(
     region: Region,
     done: UnixStream,
 ) -> Result<Box<dyn Transport>, BenchError> {
-    done.set_nonblocking(true)?;
     Ok(Paging::of(ours::meet(contestant, link, region)?, done, region))
 }
 
@@ -254,8 +241,6 @@ pub(crate) fn notes(options: &Options) -> Vec<String> {
 
 /// A page.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// How often a donor looks for work before it looks whether the reader is done, which is a system call.
-const SERVED_BETWEEN_LOOKS: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -278,7 +263,7 @@ mod tests {
         assert!(numbers.iter().copied().eq(0..1000));
     }
 
-    /// Asks for each page by its place, eight bytes, over a socket that does not block.
+    /// Asks for each page by its place, eight bytes.
     struct OverSocket(UnixStream);
 
     impl Reader for OverSocket {
@@ -300,29 +285,34 @@ mod tests {
         }
     }
 
-    impl Donor for OverSocket {
-        fn serve(&mut self) -> Result<(), BenchError> {
-            let mut place = [0; 8];
-            if self.0.read_exact(&mut place).is_ok() {
-                let mut page = [0; PAGE_BYTES];
-                fill(usize::from_le_bytes(place), &mut page);
-                self.0.write_all(&page)?;
-            }
-            Ok(())
+    /// Sends them, until nobody asks any more.
+    fn serve(mut socket: UnixStream) {
+        let (mut place, mut page) = ([0; 8], [0; PAGE_BYTES]);
+        while socket.read_exact(&mut place).is_ok() {
+            fill(usize::from_le_bytes(place), &mut page);
+            socket.write_all(&page).unwrap();
+        }
+    }
+
+    /// Notes what it was told.
+    struct Noting(std::sync::mpsc::Sender<bool>);
+
+    impl Donor for Noting {
+        fn expect_reads(&mut self, some: bool) {
+            self.0.send(some).unwrap();
         }
     }
 
     #[test]
-    fn a_donor_serves_until_its_reader_is_done() {
+    fn a_donor_is_told_when_its_reader_reads_and_when_it_is_done() {
         let region = Region { bytes: 4 << 20, budget: 1 << 20 };
         let (reads, donates) = UnixStream::pair().unwrap();
         let (mine, theirs) = UnixStream::pair().unwrap();
-        for socket in [&donates, &theirs] {
-            socket.set_nonblocking(true).unwrap();
-        }
+        let serving = std::thread::spawn(move || serve(donates));
+        let (told, hears) = std::sync::mpsc::channel();
         let exercises = [(Exercise::RandomPages, PAGE_BYTES, 100), (Exercise::Sequential, 1 << 20, 6)];
         let donor = std::thread::spawn(move || {
-            let mut end = Paging::of(Side::Donates(Box::new(OverSocket(donates))), theirs, region);
+            let mut end = Paging::of(Side::Donates(Box::new(Noting(told))), theirs, region);
             for (exercise, size, count) in exercises {
                 end.prepare_for(Role::Peer, exercise, size, count).unwrap();
                 end.follow_warm(exercise, size, 0).unwrap();
@@ -335,13 +325,17 @@ mod tests {
         let mut end = Paging::of(Side::Reads(Box::new(OverSocket(reads))), mine, region);
         for (exercise, size, count) in exercises {
             end.prepare_for(Role::Driver, exercise, size, count).unwrap();
+            assert!(hears.recv().unwrap());
             end.lead_warm(exercise, size, 0).unwrap();
+            assert!(hears.try_recv().is_err(), "it ended before its time");
             end.lead(exercise, size, count).unwrap();
             end.check().unwrap();
+            assert!(!hears.recv().unwrap());
         }
-        // Whose reader is gone serves nobody for ever.
+        // Whose reader is gone waits for nobody for ever.
         drop(end);
         assert!(donor.join().unwrap().is_err());
+        serving.join().unwrap();
     }
 
     #[test]

@@ -8,7 +8,6 @@ use crate::transports::{Contestant, Exercise};
 use highwire::netmem::{Memory, MemoryOptions, NodeOptions, NodeServer, PagedRegion, PagingOptions};
 use highwire::rpc::Rpc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 /// Why they cannot be measured here.
 pub(super) fn missing() -> Option<String> {
@@ -105,16 +104,8 @@ struct Node {
 }
 
 impl Donor for Node {
-    /// Its own threads serve: this one leaves them the CPU.
-    fn serve(&mut self) -> Result<(), BenchError> {
-        self.node.set_busy(self.spinning);
-        std::thread::sleep(Duration::from_micros(200));
-        Ok(())
-    }
-
-    fn tend(&mut self) -> Result<bool, BenchError> {
-        self.node.set_busy(false);
-        Ok(true)
+    fn expect_reads(&mut self, some: bool) {
+        self.node.set_busy(some && self.spinning);
     }
 }
 
