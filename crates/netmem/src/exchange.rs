@@ -101,20 +101,23 @@ impl Question for WhereIsIt {
 #[derive(Debug)]
 pub(crate) struct Frames {
     nic: Nic,
-    pool: Option<Pool>,
+    /// By what their frames hold, the smallest first. Memory is taken for those in use only.
+    pools: Vec<(usize, Pool)>,
 }
 
-const FRAME_BYTES: usize = 64 << 10;
-const FRAMES: usize = 64;
+/// Bytes of a frame, and how many there are: for a few pages, and for as many as are read at once.
+const FRAMES: [(usize, usize); 2] = [(64 << 10, 64), (1 << 20, 16)];
 
 impl Frames {
     pub(crate) fn new(nic: &Nic) -> Frames {
-        Frames { nic: nic.clone(), pool: nic.pool(FRAME_BYTES, FRAMES).ok() }
+        let pools = FRAMES.iter().filter_map(|(bytes, count)| Some((*bytes, nic.pool(*bytes, *count).ok()?)));
+        Frames { nic: nic.clone(), pools: pools.collect() }
     }
 
     /// A buffer of so many bytes; `None` if there is no memory for it.
     pub(crate) fn buffer(&self, bytes: usize) -> Option<Buffer> {
-        let pooled = if bytes <= FRAME_BYTES { self.pool.as_ref().and_then(|pool| pool.frame().ok()) } else { None };
+        let pool = self.pools.iter().find(|(most, _)| bytes <= *most);
+        let pooled = pool.and_then(|(_, pool)| pool.frame().ok());
         let mut buffer = match pooled {
             Some(buffer) => buffer,
             None => self.nic.register(bytes.max(1)).and_then(|region| region.slice(0..bytes.max(1))).ok()?,
