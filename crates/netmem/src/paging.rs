@@ -401,18 +401,14 @@ impl PagedRegion {
         let home = engine.table.load(first).home();
         let mut seen = [None::<Word>; WINDOW_PAGES_MAX as usize];
         let most = (into.len() / PAGE_BYTES).min(seen.len());
-        // Pages before the first that is here, and up to the last that is not.
-        let (mut before_here, mut pages, mut here) = (None, 0, 0);
+        let (mut pages, mut here) = (0, 0);
         for (at, (seen, page)) in seen[..most].iter_mut().zip(first..).enumerate() {
             let word = engine.table.load(page);
             match word.phase() {
                 _ if word.home() != home => break,
                 Phase::Away => (pages, here) = (at + 1, 0),
-                // What a store at hand has of them is copied faster with the others than apart from them.
-                Phase::Clean if home == Home::Store && here < BRIDGED_PAGES_MAX => {
-                    before_here.get_or_insert(at);
-                    here += 1;
-                }
+                // A few that are here do not make several reads of one.
+                Phase::Clean if home == Home::Store && here < BRIDGED_PAGES_MAX => here += 1,
                 _ => break,
             }
             *seen = Some(word);
@@ -420,26 +416,33 @@ impl PagedRegion {
         if pages < DIRECT_PAGES_MIN {
             return Ok(0);
         }
+        let (seen, into) = (&seen[..pages], &mut into[..pages * PAGE_BYTES]);
+        let mut copied_here = 0;
         match (home, &engine.spill) {
-            (Home::Zeros, _) => into[..pages * PAGE_BYTES].fill(0),
+            (Home::Zeros, _) => into.fill(0),
+            // What a store at hand has of those that are here is copied faster with the others than apart from them.
+            (Home::Store, _) if engine.store.fetch_now(first, into) => {}
             (Home::Store, _) => {
-                if !engine.store.fetch_now(first, &mut into[..pages * PAGE_BYTES]) {
-                    pages = pages.min(before_here.unwrap_or(pages));
-                    if pages < DIRECT_PAGES_MIN {
-                        return Ok(0);
-                    }
-                    engine.store.fetch(first, &mut into[..pages * PAGE_BYTES])?;
+                let is_away = |page: u64| seen[(page - first) as usize].is_some_and(|word| word.phase() == Phase::Away);
+                let each = (first..).zip(into.chunks_mut(PAGE_BYTES));
+                let (mut away, here): (Vec<_>, Vec<_>) = each.partition(|(page, _)| is_away(*page));
+                engine.store.fetch_each(&mut away)?;
+                copied_here = here.len();
+                for (page, into) in here {
+                    let pinned = self.pin(page, Access::Read)?;
+                    engine.mapping.copy_out(page as usize * PAGE_BYTES, into);
+                    drop(pinned);
                 }
             }
-            (Home::Spill, Some(spill)) => spill.read(first, &mut into[..pages * PAGE_BYTES])?,
+            (Home::Spill, Some(spill)) => spill.read(first, into)?,
             (Home::Spill, None) => unreachable!("a page spilled, so there is a file"),
         }
         // What its home has is the page's content if it had it before, and nobody replaced it since.
         let same = |seen: &Option<Word>, page| {
             seen.is_some_and(|word| engine.table.load(page).generation() == word.generation())
         };
-        let unchanged = seen[..pages].iter().zip(first..).take_while(|(seen, page)| same(seen, *page)).count();
-        count(&engine.counters.read_directly, unchanged as u64);
+        let unchanged = seen.iter().zip(first..).take_while(|(seen, page)| same(seen, *page)).count();
+        count(&engine.counters.read_directly, unchanged.saturating_sub(copied_here) as u64);
         Ok(unchanged * PAGE_BYTES)
     }
 

@@ -216,41 +216,37 @@ impl RemotePages {
     }
 
     /// Reads pages from one node by a call.
-    fn read(&self, node: Incarnation, first: u64, handles: Vec<PageHandle>, into: &mut [u8]) -> Result<(), PageError> {
-        let room = into.len();
+    fn read(&self, handles: Vec<PageHandle>, pages: &mut [(u64, &mut [u8])]) -> Result<(), PageError> {
+        let (node, first, room) = (handles[0].incarnation, pages[0].0, handles.len() * PAGE_BYTES);
         let answered = self.memory.ask(Ask::ReadPages { pages: handles }, node, None, room);
         let (answered, _) = answered.map_err(|error| page_error(&error, first))?;
-        if answered.bytes().len() != into.len() {
+        if answered.bytes().len() != room {
             return Err(PageError::Unreachable { page: first });
         }
-        into.copy_from_slice(answered.bytes());
+        for ((_, into), content) in pages.iter_mut().zip(answered.bytes().chunks(PAGE_BYTES)) {
+            into.copy_from_slice(content);
+        }
         Ok(())
     }
 }
 
 impl PageStore for RemotePages {
-    fn fetch(&self, first: u64, into: &mut [u8]) -> Result<(), PageError> {
-        let count = into.len() / PAGE_BYTES;
-        let mut at = 0;
-        while at < count {
-            let page = first + at as u64;
+    fn fetch_each(&self, pages: &mut [(u64, &mut [u8])]) -> Result<(), PageError> {
+        let mut rest = pages;
+        while let [(page, into), ..] = rest {
+            let page = *page;
             let (handle, _, holder) = self.place(page).ok_or(PageError::Lost { page })?;
-            if let Some(view) = &holder.view
-                && read_now(view, handle, &mut into[at * PAGE_BYTES..][..PAGE_BYTES])
-            {
-                at += 1;
-                continue;
-            }
             let mut handles = vec![handle];
-            while at + handles.len() < count && handles.len() < READ_AT_ONCE {
-                match self.place(first + (at + handles.len()) as u64) {
-                    Some((next, _, _)) if next.incarnation == handle.incarnation => handles.push(next),
-                    _ => break,
-                }
+            if holder.view.as_ref().is_none_or(|view| !read_now(view, handle, into)) {
+                let places = rest[1..].iter().map(|(page, _)| self.place(*page));
+                let same = places.map_while(|place| place.filter(|(next, ..)| next.incarnation == handle.incarnation));
+                handles.extend(same.map(|(next, ..)| next).take(READ_AT_ONCE - 1));
+                let count = handles.len();
+                self.read(std::mem::take(&mut handles), &mut rest[..count])?;
+                rest = &mut rest[count..];
+            } else {
+                rest = &mut rest[1..];
             }
-            let bytes = handles.len() * PAGE_BYTES;
-            self.read(handle.incarnation, page, handles, &mut into[at * PAGE_BYTES..][..bytes])?;
-            at += bytes / PAGE_BYTES;
         }
         Ok(())
     }

@@ -22,9 +22,14 @@ pub struct PageRun<'a> {
 /// fetched by several threads at once, also while it is stored anew: such a fetch may give the old content, the new, or a
 /// mixture, and the region asks again.
 pub trait PageStore: Send + Sync + 'static {
-    /// Reads the pages from `first`, as many as fit `into`, which is a multiple of [`PAGE_BYTES`]. May block. With an error,
-    /// whatever is in `into` is not used.
-    fn fetch(&self, first: u64, into: &mut [u8]) -> Result<(), PageError>;
+    /// Reads pages, each to its own [`PAGE_BYTES`]: they need not follow one another, and a store across a network asks for
+    /// all of them together. May block. With an error, whatever was read is not used.
+    fn fetch_each(&self, pages: &mut [(u64, &mut [u8])]) -> Result<(), PageError>;
+
+    /// The same for the pages from `first` on, as many as fit `into`, which is a multiple of [`PAGE_BYTES`].
+    fn fetch(&self, first: u64, into: &mut [u8]) -> Result<(), PageError> {
+        self.fetch_each(&mut (first..).zip(into.chunks_mut(PAGE_BYTES)).collect::<Vec<_>>())
+    }
 
     /// The same without blocking, allocating or waiting for a lock, or false: then [`fetch`](PageStore::fetch) is asked.
     ///
@@ -186,7 +191,6 @@ impl MemoryStore {
     where
         L: Fn(&'a RwLock<Chunk>) -> Option<RwLockReadGuard<'a, Chunk>>,
     {
-        self.fetches.fetch_add(1, Ordering::Relaxed);
         let (mut page, mut into) = (first, into);
         while !into.is_empty() {
             let (chunk, inside) = ((page / CHUNK_PAGES as u64) as usize, page as usize % CHUNK_PAGES);
@@ -205,14 +209,17 @@ impl MemoryStore {
 }
 
 impl PageStore for MemoryStore {
-    fn fetch(&self, first: u64, into: &mut [u8]) -> Result<(), PageError> {
+    fn fetch_each(&self, pages: &mut [(u64, &mut [u8])]) -> Result<(), PageError> {
         self.pause();
-        let end = first + (into.len() / PAGE_BYTES) as u64;
-        if let Some(&page) = self.lost.lock().unwrap_or_else(PoisonError::into_inner).range(first..end).next() {
-            return Err(PageError::Lost { page });
+        self.fetches.fetch_add(1, Ordering::Relaxed);
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((page, _)) = pages.iter().find(|(page, _)| lost.contains(page)) {
+            return Err(PageError::Lost { page: *page });
         }
+        drop(lost);
         let lock = |chunk| Some(RwLock::read(chunk).unwrap_or_else(PoisonError::into_inner));
-        self.copy(first, into, lock).map_err(|page| PageError::Lost { page: page.unwrap_or(first) })
+        let mut each = pages.iter_mut();
+        each.try_for_each(|(page, into)| self.copy(*page, into, lock).map_err(|_| PageError::Lost { page: *page }))
     }
 
     fn fetch_now(&self, first: u64, into: &mut [u8]) -> bool {
@@ -221,6 +228,7 @@ impl PageStore for MemoryStore {
             Err(TryLockError::Poisoned(chunk)) => Some(chunk.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         };
+        self.fetches.fetch_add(1, Ordering::Relaxed);
         !self.blocking.load(Ordering::Relaxed)
             && !self.some_lost.load(Ordering::Acquire)
             && self.copy(first, into, try_lock).is_ok()
