@@ -275,13 +275,16 @@ pub(crate) fn serve(link: &mut Link) -> Result<(), BenchError> {
                     transport.wait_asleep(!link.spinning || exercise == Exercise::StreamAsleep);
                     transport.prepare_for(Role::Peer, exercise, size, start.warm() + count)?;
                     link.meet()?;
+                    let own_wait = link.own_wait();
                     let (landings, used) = link.let_roam(contestant, exercise, |_| {
                         transport.follow_warm(exercise, size, start.warm())?;
                         let (landings, used) = (transport.landings(), cpu_ns());
                         transport.follow(exercise, size, count)?;
                         Ok((landings, cpu_ns() - used))
                     })?;
-                    link.add_wait(transport.take_timing().map_or(0, |timing| timing.waited_ns));
+                    if let Some(timing) = transport.take_timing() {
+                        link.count_instead(own_wait, timing.waited_ns);
+                    }
                     link.note_cpu(used);
                     link.note_landed(Landed::between(&landings, &transport.landings()));
                     transport.check()?;

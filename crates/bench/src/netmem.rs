@@ -7,9 +7,9 @@ mod files;
 mod ours;
 
 use crate::contest::Contest;
-use crate::pair::{Link, Role};
+use crate::pair::{Link, Role, waited_by_others};
 use crate::rounds::Shuffle;
-use crate::transports::{Contestant, Exercise, Ordinary, Transport};
+use crate::transports::{Contestant, Exercise, Ordinary, Timing, Transport};
 use crate::{BenchError, Options};
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -77,6 +77,9 @@ struct Paging {
     last: usize,
     read_bytes: usize,
     buffer: Ordinary,
+    /// How long those who serve had waited for their CPU before, and did meanwhile.
+    waited_before: u64,
+    timing: Option<Timing>,
 }
 
 impl Paging {
@@ -91,6 +94,8 @@ impl Paging {
             last: 0,
             read_bytes: 0,
             buffer: Ordinary::new(),
+            waited_before: 0,
+            timing: None,
         })
     }
 
@@ -122,6 +127,10 @@ impl Transport for Paging {
     }
 
     fn follow_warm(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
+        if let Side::Donates(donor) = &mut self.side {
+            donor.expect_reads(true);
+            self.waited_before = waited_by_others();
+        }
         Ok(())
     }
 
@@ -145,9 +154,10 @@ impl Transport for Paging {
 
     fn follow(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
         let Side::Donates(donor) = &mut self.side else { return Err(BenchError::NobodyLeft) };
-        donor.expect_reads(true);
         self.done.read_exact(&mut [0])?;
         donor.expect_reads(false);
+        let waited_ns = waited_by_others().saturating_sub(self.waited_before);
+        self.timing = Some(Timing { nanoseconds: 0.0, waited_ns });
         Ok(())
     }
 
@@ -171,6 +181,10 @@ impl Transport for Paging {
             Side::Reads(reader) => reader.tend(),
             Side::Donates(_) => Ok(true),
         }
+    }
+
+    fn take_timing(&mut self) -> Option<Timing> {
+        self.timing.take()
     }
 }
 

@@ -130,7 +130,7 @@ pub(crate) struct Link {
     ball: u64,
     schedule: Thread,
     /// How long programs that this process started have waited for their CPU.
-    programs_waited: u64,
+    others_waited: u64,
 }
 
 impl Link {
@@ -149,7 +149,7 @@ impl Link {
             rests: 0,
             ball: 0,
             schedule: Thread::this(),
-            programs_waited: 0,
+            others_waited: 0,
         }
     }
 
@@ -290,14 +290,21 @@ impl Link {
         Landed { hits, copied, packets }
     }
 
-    /// Counts what a program that this process started has waited for its CPU.
-    pub(crate) fn add_wait(&mut self, nanoseconds: u64) {
-        self.programs_waited += nanoseconds;
+    /// How long this thread has waited for its CPU so far.
+    pub(crate) fn own_wait(&self) -> u64 {
+        self.schedule.waited_ns()
+    }
+
+    /// Counts what those have waited for their CPU who did the work of a trial: programs, or other threads of this process.
+    /// This thread slept since it had waited for so long, and what it took to wake up was after the trial.
+    pub(crate) fn count_instead(&mut self, own_before: u64, nanoseconds: u64) {
+        let own = self.own_wait().saturating_sub(own_before);
+        self.others_waited = self.others_waited.wrapping_add(nanoseconds).wrapping_sub(own);
     }
 
     /// Notes, for the other side too, how long this process has waited for its CPU so far.
     pub(crate) fn note_wait(&mut self) -> u64 {
-        let waited = self.schedule.waited_ns() + self.programs_waited;
+        let waited = self.own_wait().wrapping_add(self.others_waited);
         let mine = if self.role == Role::Driver { DRIVER_WAITED } else { PEER_WAITED };
         self.words.store(mine, waited);
         waited
@@ -360,6 +367,11 @@ impl Thread {
         };
         self.0.as_ref().and_then(waited).unwrap_or(0)
     }
+}
+
+/// How long all other threads of this process have.
+pub(crate) fn waited_by_others() -> u64 {
+    waited_by(std::process::id()).saturating_sub(Thread::this().waited_ns())
 }
 
 /// How long all threads of a process have waited for their CPUs so far.

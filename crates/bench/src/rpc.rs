@@ -13,7 +13,7 @@ use crate::apps::servers::App;
 use crate::contest::Contest;
 use crate::folder::Folder;
 use crate::outsiders::{PEERS_HINT, find_peers};
-use crate::pair::{Link, Thread, waited_by};
+use crate::pair::{Link, PATIENCE, Thread, waited_by, waited_by_others};
 use crate::report::{Report, figure, line, short, titled};
 use crate::stats::beside;
 use crate::transports::{Contestant, Exercise, Timing, Transport};
@@ -76,12 +76,14 @@ pub(crate) enum Side {
 /// One end of a contestant that makes calls.
 pub(crate) struct Calls {
     side: Side,
+    /// How long those who answer had waited for their CPU before.
+    waited_before: u64,
     timing: Option<Timing>,
 }
 
 impl Calls {
     fn of(side: Side) -> Box<dyn Transport> {
-        Box::new(Calls { side, timing: None })
+        Box::new(Calls { side, waited_before: 0, timing: None })
     }
 
     fn caller(&mut self) -> Option<&mut dyn Caller> {
@@ -96,7 +98,7 @@ impl Calls {
         let Some(caller) = self.caller() else { unreachable!("it does not call") };
         let programs = caller.programs();
         let waited = || Thread::this().waited_ns() + programs.iter().map(|program| waited_by(*program)).sum::<u64>();
-        let before = if programs.is_empty() { 0 } else { waited() };
+        let before = waited();
         let clock = Instant::now();
         match exercise {
             Exercise::Call => caller.call(count, 1)?,
@@ -106,8 +108,7 @@ impl Calls {
         }
         let nanoseconds = clock.elapsed().as_nanos() as f64;
         let nanoseconds = caller.took_ns().unwrap_or(nanoseconds);
-        let waited_ns = if programs.is_empty() { 0 } else { waited().saturating_sub(before) };
-        self.timing = Some(Timing { nanoseconds, waited_ns });
+        self.timing = Some(Timing { nanoseconds, waited_ns: waited().saturating_sub(before) });
         Ok(())
     }
 }
@@ -125,19 +126,22 @@ impl Transport for Calls {
         Ok(())
     }
 
-    /// Nothing: it sleeps once for this and what follows.
+    /// It sleeps once for this and what follows.
     fn follow_warm(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
+        if let Side::Answers(Some(answerer), _) = &mut self.side {
+            answerer.expect_calls(true);
+            self.waited_before = waited_by_others();
+        }
         Ok(())
     }
 
     fn follow(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
         let Side::Answers(answerer, awake) = &mut self.side else { unreachable!("it does not answer") };
-        if let Some(answerer) = answerer {
-            answerer.expect_calls(true);
-        }
         awake.read_exact(&mut [0])?;
         if let Some(answerer) = answerer {
             answerer.expect_calls(false);
+            let waited_ns = waited_by_others().saturating_sub(self.waited_before);
+            self.timing = Some(Timing { nanoseconds: 0.0, waited_ns });
         }
         Ok(())
     }
@@ -168,7 +172,12 @@ impl Transport for Calls {
 
 /// This process's end of one of our own, for values up to `size_max`. Both sides call this.
 pub(crate) fn meet(contestant: Contestant, link: &mut Link, size_max: usize) -> Result<Box<dyn Transport>, BenchError> {
-    Ok(Calls::of(ours::meet(contestant, link, size_max)?))
+    let side = ours::meet(contestant, link, size_max)?;
+    if let Side::Answers(_, awake) = &side {
+        // Whose caller waits for an answer that never comes is not to wait for it in turn.
+        awake.set_read_timeout(Some(PATIENCE))?;
+    }
+    Ok(Calls::of(side))
 }
 
 /// What the second process does for a contestant whose server is a program.
@@ -340,7 +349,7 @@ mod tests {
             assert_eq!(hears.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty), "it ended before its time");
             end.lead(exercise, size, 100).unwrap();
             end.check().unwrap();
-            assert!(end.take_timing().is_some_and(|timing| timing.nanoseconds > 0.0 && timing.waited_ns == 0));
+            assert!(end.take_timing().is_some_and(|timing| timing.nanoseconds > 0.0));
             assert!(!hears.recv().unwrap());
         }
         answering.join().unwrap();
