@@ -429,6 +429,10 @@ impl Shared {
         let deadline = request.deadline;
         let mut core = self.lock();
         core.threads += 1;
+        if core.line.as_ref().is_some_and(|line| line.watch().is_ready()) {
+            // A server that is leaving may have said so.
+            core.progress();
+        }
         if !core.has_room() {
             match self.wait_for_room(core, deadline) {
                 Ok(free) => core = free,
@@ -458,6 +462,10 @@ impl Shared {
         deadline: Option<Deadline>,
     ) -> Result<Answer, Failed> {
         if let Some(outcome) = self.glance(&mut core, sequence) {
+            if core.calls.outstanding() > 0 {
+                // What came behind it is others', and its sender waits for the room.
+                core.progress();
+            }
             core.threads -= 1;
             self.release(core);
             return outcome;
