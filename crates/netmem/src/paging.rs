@@ -401,23 +401,23 @@ impl PagedRegion {
         let home = engine.table.load(first).home();
         let mut seen = [None::<Word>; WINDOW_PAGES_MAX as usize];
         let most = (into.len() / PAGE_BYTES).min(seen.len());
-        let (mut pages, mut here) = (0, 0);
+        // Up to the last that is away; how many of them are, and how many were here since.
+        let (mut pages, mut away, mut here) = (0, 0, 0);
         for (at, (seen, page)) in seen[..most].iter_mut().zip(first..).enumerate() {
             let word = engine.table.load(page);
             match word.phase() {
                 _ if word.home() != home => break,
-                Phase::Away => (pages, here) = (at + 1, 0),
+                Phase::Away => (pages, away, here) = (at + 1, away + 1, 0),
                 // A few that are here do not make several reads of one.
                 Phase::Clean if home == Home::Store && here < BRIDGED_PAGES_MAX => here += 1,
                 _ => break,
             }
             *seen = Some(word);
         }
-        if pages < DIRECT_PAGES_MIN {
+        if away < DIRECT_PAGES_MIN {
             return Ok(0);
         }
-        let (seen, into) = (&seen[..pages], &mut into[..pages * PAGE_BYTES]);
-        let mut copied_here = 0;
+        let (seen, into) = (&mut seen[..pages], &mut into[..pages * PAGE_BYTES]);
         match (home, &engine.spill) {
             (Home::Zeros, _) => into.fill(0),
             // What a store at hand has of those that are here is copied faster with the others than apart from them.
@@ -426,23 +426,24 @@ impl PagedRegion {
                 let is_away = |page: u64| seen[(page - first) as usize].is_some_and(|word| word.phase() == Phase::Away);
                 let each = (first..).zip(into.chunks_mut(PAGE_BYTES));
                 let (mut away, here): (Vec<_>, Vec<_>) = each.partition(|(page, _)| is_away(*page));
-                engine.store.fetch_each(&mut away)?;
-                copied_here = here.len();
+                // First, while they are here: asking takes long.
                 for (page, into) in here {
                     let pinned = self.pin(page, Access::Read)?;
                     engine.mapping.copy_out(page as usize * PAGE_BYTES, into);
                     drop(pinned);
+                    seen[(page - first) as usize] = None;
                 }
+                engine.store.fetch_each(&mut away)?;
             }
             (Home::Spill, Some(spill)) => spill.read(first, into)?,
             (Home::Spill, None) => unreachable!("a page spilled, so there is a file"),
         }
         // What its home has is the page's content if it had it before, and nobody replaced it since.
         let same = |seen: &Option<Word>, page| {
-            seen.is_some_and(|word| engine.table.load(page).generation() == word.generation())
+            seen.is_none_or(|word| engine.table.load(page).generation() == word.generation())
         };
         let unchanged = seen.iter().zip(first..).take_while(|(seen, page)| same(seen, *page)).count();
-        count(&engine.counters.read_directly, unchanged.saturating_sub(copied_here) as u64);
+        count(&engine.counters.read_directly, seen[..unchanged].iter().flatten().count() as u64);
         Ok(unchanged * PAGE_BYTES)
     }
 
