@@ -146,6 +146,65 @@ fn what_cannot_be_done_is_told_with_1() {
     shell.args(["-c", &pipe]).env("HIGHWIRE_RUNTIME_DIR", place.path().join("run")).assert().code(0);
 }
 
+/// The kernel would kill it, and everything would be gone.
+#[test]
+fn a_node_whose_group_may_have_little_memory_refuses_what_does_not_fit_and_keeps_the_rest() {
+    let Some(group) = Group::make(96 << 20) else {
+        // Not by `eprintln`: the test runner would swallow what is said there.
+        return writeln!(std::io::stderr(), "SKIPPED, needs to make control groups: a limit of memory").unwrap();
+    };
+    let place = Place::new();
+    let mut up = Command::new("bash");
+    up.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"", group.0.to_str().unwrap(), BINARY]);
+    up.args(["up", "--memory", "1G"]).env("HIGHWIRE_RUNTIME_DIR", place.path().join("run"));
+    let _node = Node::of(up);
+    let file = place.path().join("file");
+    fs::write(&file, vec![7; 8 << 20]).unwrap();
+    let mut kept = 0;
+    loop {
+        let name = format!("object-{kept}");
+        let put = place.highwire(&["mem", "put", &name, file.to_str().unwrap(), "--pin"]).assert();
+        if put.get_output().status.success() {
+            kept += 1;
+            assert!(kept < 12, "it has more memory than there is");
+            continue;
+        }
+        let refused = put.code(1);
+        break assert!(stderr(&refused).contains("raise the limit"), "{}", stderr(&refused));
+    }
+    assert!(kept >= 4, "only {kept} objects of 8 MiB in 96 MiB");
+    for number in 0..kept {
+        let got = place.highwire(&["mem", "get", &format!("object-{number}")]).output().unwrap();
+        assert!(got.status.success() && got.stdout == vec![7; 8 << 20], "object {number}");
+    }
+}
+
+/// A control group with a limit of memory, which is gone when nobody is in it any more.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    /// `None` where none can be made.
+    fn make(bytes: u64) -> Option<Group> {
+        let versions = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+        versions.into_iter().find_map(|(top, limit)| {
+            let folder = std::path::Path::new(top).join(format!("highwire-test-{}", std::process::id()));
+            fs::create_dir(&folder).ok()?;
+            let group = Group(folder);
+            fs::write(group.0.join(limit), bytes.to_string()).ok()?;
+            Some(group)
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while fs::remove_dir(&self.0).is_err() && self.0.exists() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 #[test]
 fn an_object_whose_lease_has_ended_is_told_with_4() {
     let place = Place::new();

@@ -30,6 +30,7 @@ pub mod request;
 mod server;
 #[cfg(test)]
 mod simulation;
+mod spare;
 mod types;
 
 pub use memory::{Keep, Memory, MemoryError, MemoryOptions, NodeStat};

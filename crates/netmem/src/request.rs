@@ -300,7 +300,10 @@ pub enum Refusal {
         paged: u32,
     },
     /// The machine has less memory than it donated.
-    #[error("the node's machine has no memory left for {asked} pages: donate less there")]
+    #[error(
+        "the node's machine, or the limit of its control group, has no memory left for {asked} pages: remove objects or stop \
+         other programs there, or raise the limit"
+    )]
     NoMemory {
         /// Pages asked for.
         asked: u64,

@@ -16,6 +16,7 @@ use crate::map::mix;
 use crate::mark::{self, Marks, Unwritable};
 use crate::node::{self, Node, Output, Staging};
 use crate::request::{Answer, Figures, PeerRequest, Refusal, Request as Asked};
+use crate::spare::Spare;
 use crate::types::{Incarnation, NodeId};
 use highwire_rpc::{
     CallError, Client, ClientOptions, Deferred, Manner, Reply, Request, Rpc, Serve, ServeError, Server, ServerOptions,
@@ -126,6 +127,8 @@ struct Shared {
     marks: Mutex<Option<Marks>>,
     /// Where the coordinator is, if it is another's.
     elsewhere: Option<String>,
+    /// Whom to ask how much memory it may still take.
+    spare: Spare,
     /// Its memory, for readers of this host.
     readable: OwnedFd,
     readable_bytes: u64,
@@ -185,6 +188,7 @@ impl NodeServer {
             coordinator,
             marks: Mutex::default(),
             elsewhere: options.coordinator.clone(),
+            spare: Spare::find(),
             readable,
             readable_bytes,
             deferred: Mutex::default(),
@@ -209,6 +213,7 @@ impl NodeServer {
         }
         drop(closed);
         shared.node().set_address(ways(&addresses));
+        shared.look_for_memory();
         let carrying = shared.clone();
         let carrier = std::thread::Builder::new().name("highwire-node".into()).spawn(move || carrying.carry())?;
         Ok(NodeServer { shared, servers, addresses, carrier: Some(carrier) })
@@ -471,10 +476,23 @@ impl Shared {
     }
 
     /// Carries what the node wants sent, and tells it the time.
+    /// Lets the node take what memory there is, and no more.
+    fn look_for_memory(&self) {
+        let pages = u32::try_from(self.spare.bytes() / PAGE_BYTES as u64).unwrap_or(u32::MAX);
+        let mut node = self.node();
+        let has = node.donation().populated();
+        node.limit_memory(has.saturating_add(pages));
+    }
+
     fn carry(self: &Arc<Shared>) {
         let mut links = Links::default();
+        let mut looked = 0;
         while !self.stop.load(SeqCst) {
             let now = boot_ns();
+            if now >= looked + LONGEST.as_nanos() as u64 {
+                looked = now;
+                self.look_for_memory();
+            }
             if let Some(coordinator) = &self.coordinator {
                 lock(coordinator).handle_timeout(now);
             }
@@ -634,4 +652,4 @@ const PARTING: Duration = Duration::from_millis(500);
 const PIECE_BYTES: usize = 1 << 20;
 const TURN: Duration = Duration::from_micros(50);
 const SHORTEST: Duration = Duration::from_micros(100);
-const LONGEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_millis(250);
