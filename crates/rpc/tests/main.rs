@@ -6,6 +6,7 @@ mod support;
 mod calls;
 mod crash;
 mod deadlines;
+mod deferred;
 mod hostile_clients;
 mod hostile_servers;
 mod idle;
