@@ -38,6 +38,7 @@ pub(crate) struct Line {
     /// What was found last and is to be taken.
     event: Option<Event>,
     backlog: VecDeque<Waiting>,
+    backlog_max: usize,
     ended: Option<Failure>,
 }
 
@@ -91,6 +92,7 @@ impl Line {
             spare: None,
             event: None,
             backlog: VecDeque::new(),
+            backlog_max: BACKLOG_MAX,
             ended: None,
         };
         for at in 0..RECEIVES {
@@ -98,6 +100,11 @@ impl Line {
             line.post_receive(buffer);
         }
         Ok(line)
+    }
+
+    /// From now on at most so many messages wait for room.
+    pub(crate) fn limit_backlog(&mut self, messages: usize) {
+        self.backlog_max = messages;
     }
 
     pub(crate) fn watch(&self) -> &Watch {
@@ -160,7 +167,7 @@ impl Line {
     #[cold]
     fn put_back(&mut self, waiting: Waiting) {
         self.backlog.push_back(waiting);
-        if self.backlog.len() > BACKLOG_MAX {
+        if self.backlog.len() > self.backlog_max {
             // The other side takes nothing, and asks for more all the time.
             self.ended.get_or_insert(Failure::Closed);
         }

@@ -279,10 +279,10 @@ fn who_never_reads_is_put_out_and_holds_nobody_up() {
         let scene = Scene::open(world, ServerOptions::default());
         let vi = scene.nic.connect(&scene.served.address).unwrap();
         let mut raw = Raw::silent(&scene.nic, vi);
-        raw.say(&Hello { window: 4096, ..Hello::new(50) }.encode());
+        raw.say(&Hello { window: 256, ..Hello::new(50) }.encode());
         let arguments = encoded(&500u32);
         let mut ended = false;
-        for sequence in 1..120_000u64 {
+        for sequence in 1..20_000u64 {
             let message = Call::new(RESULT, sequence).encode(&arguments);
             let mut full = 0;
             while let Err(error) = raw.vi.send_bytes(highwire_vi::QUIET, &message) {
@@ -298,7 +298,7 @@ fn who_never_reads_is_put_out_and_holds_nobody_up() {
             if ended || full > 20_000 {
                 break;
             }
-            if sequence % 20_000 == 0 {
+            if sequence % 5_000 == 0 {
                 scene.goes_on();
             }
         }

@@ -59,6 +59,8 @@ pub(super) enum Turn {
 
 /// Payloads as long as there may be, that one client may have offered at once.
 const OFFERS_AT_ONCE: u64 = 4;
+/// Messages that may wait for a client's VI beyond those of its window.
+const BACKLOG_BEYOND: usize = 64;
 /// Events that are taken from one connection before others have their turn.
 const EVENTS_PER_TURN: usize = 64;
 
@@ -133,6 +135,8 @@ impl Connection {
                     Ok(opened) => {
                         link.session = Some((session, opened.session));
                         link.incarnation = opened.incarnation;
+                        // An answer and word of room for each call that may be outstanding, and some of those given up.
+                        link.line.limit_backlog(2 * window as usize + BACKLOG_BEYOND);
                         link.grant(inner.options.frames);
                         let welcome = Head::Welcome {
                             version: crate::head::RPC_VERSION,
