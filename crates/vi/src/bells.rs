@@ -175,6 +175,8 @@ impl QueueShared {
     pub(crate) fn part(&self, id: ViId) {
         self.members().retain(|member| member.id() != id);
         self.version.fetch_add(1, Ordering::SeqCst);
+        // Whoever sleeps holds on to what it waits for, and with that to the memory of its peer.
+        self.wake();
     }
 
     /// Somebody sleeps where this carrier's messages come, or no longer does.

@@ -228,12 +228,13 @@ impl CompletionQueue {
     #[inline(never)]
     fn wait_longer(&mut self, timeout: Duration, stop: &mut dyn FnMut() -> bool) -> Result<Option<ViId>, WaitError> {
         let nic = self.nic.clone();
-        let peers = self.peers.clone();
-        let elsewhere = !self.carriers.is_empty();
-        let beside = |cpu| all_beside(&peers, cpu) && !elsewhere;
         let deadline = deadline(timeout);
         let mut rested = false;
         loop {
+            // Not for as long as it waits: those that leave meanwhile are to be let go of.
+            let peers = self.peers.clone();
+            let elsewhere = !self.carriers.is_empty();
+            let beside = |cpu| all_beside(&peers, cpu) && !elsewhere;
             // Whoever has slept on a socket is woken by each packet of a long message, and each look there is a
             // system call.
             let mut look = || match self.poll() {
@@ -241,6 +242,7 @@ impl CompletionQueue {
                 None => stop().then_some(None),
             };
             let found = if rested { look() } else { nic.spin.spin(deadline, beside, look) };
+            drop(peers);
             if let Some(found) = found {
                 return Ok(found);
             }
