@@ -355,6 +355,6 @@ const DOCUMENTS: &[&str] = &[
 /// Port of the server that the README starts.
 const REDIS_PORT: &str = "7379";
 /// For measurements that the README does not bound: enough to see that they work.
-const SECONDS: u32 = 5;
+const SECONDS: u32 = 3;
 /// The first command builds the release.
 const BUILD_PATIENCE: Duration = Duration::from_secs(180);
