@@ -228,15 +228,8 @@ impl Port {
 
     /// Waits until `look` finds something on the board, which somebody else turns meanwhile.
     fn wait_until<T>(&self, timeout: Duration, mut look: impl FnMut(&mut Switchboard) -> Option<T>) -> Option<T> {
-        let mut board = self.board();
-        let found = look(&mut board);
-        self.finish(board);
-        if found.is_some() || timeout.is_zero() {
-            // Nobody has to take over for one look: the thread would, and keep those from their CPU who do the work.
-            return found;
-        }
         let deadline = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
-        self.hand_over(true);
+        let mut is_away = false;
         let mut board = self.board();
         let found = loop {
             if let Some(found) = look(&mut board) {
@@ -246,10 +239,16 @@ impl Port {
             if left.is_zero() {
                 break None;
             }
+            if !std::mem::replace(&mut is_away, true) {
+                // Not for a single look: the thread would keep those from their CPU who do the work.
+                self.hand_over(true);
+            }
             board = self.changed.wait_timeout(board, left).unwrap_or_else(PoisonError::into_inner).0;
         };
         self.finish(board);
-        self.hand_over(false);
+        if is_away {
+            self.hand_over(false);
+        }
         found
     }
 
