@@ -307,9 +307,7 @@ impl PagedRegion {
             }
             let (now, later) = into.split_at_mut((PAGE_BYTES - inside).min(into.len()));
             if !self.read_away(page, inside, now) {
-                let pinned = self.pin(page, Access::Read)?;
-                self.engine.mapping.copy_out(at as usize, now);
-                drop(pinned);
+                self.read_here(at, now)?;
             }
             (at, into) = (at + now.len() as u64, later);
         }
@@ -428,9 +426,7 @@ impl PagedRegion {
                 let (mut away, here): (Vec<_>, Vec<_>) = each.partition(|(page, _)| is_away(*page));
                 // First, while they are here: asking takes long.
                 for (page, into) in here {
-                    let pinned = self.pin(page, Access::Read)?;
-                    engine.mapping.copy_out(page as usize * PAGE_BYTES, into);
-                    drop(pinned);
+                    self.read_here(page * PAGE_BYTES as u64, into)?;
                     seen[(page - first) as usize] = None;
                 }
                 engine.store.fetch_each(&mut away)?;
@@ -445,6 +441,13 @@ impl PagedRegion {
         let unchanged = seen.iter().zip(first..).take_while(|(seen, page)| same(seen, *page)).count();
         count(&engine.counters.read_directly, seen[..unchanged].iter().flatten().count() as u64);
         Ok(unchanged * PAGE_BYTES)
+    }
+
+    /// Reads a part of a page in memory of this process, where it is brought if it is away.
+    fn read_here(&self, at: u64, into: &mut [u8]) -> Result<(), PageError> {
+        let _pinned = self.pin(at / PAGE_BYTES as u64, Access::Read)?;
+        self.engine.mapping.copy_out(at as usize, into);
+        Ok(())
     }
 
     /// Reads a part of a page that is away, where that is cheap: a page is brought when it is wanted the second time, for

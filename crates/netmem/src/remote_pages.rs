@@ -236,17 +236,16 @@ impl PageStore for RemotePages {
         while let [(page, into), ..] = rest {
             let page = *page;
             let (handle, _, holder) = self.place(page).ok_or(PageError::Lost { page })?;
-            let mut handles = vec![handle];
-            if holder.view.as_ref().is_none_or(|view| !read_now(view, handle, into)) {
-                let places = rest[1..].iter().map(|(page, _)| self.place(*page));
-                let same = places.map_while(|place| place.filter(|(next, ..)| next.incarnation == handle.incarnation));
-                handles.extend(same.map(|(next, ..)| next).take(READ_AT_ONCE - 1));
-                let count = handles.len();
-                self.read(std::mem::take(&mut handles), &mut rest[..count])?;
-                rest = &mut rest[count..];
-            } else {
+            if holder.view.as_ref().is_some_and(|view| read_now(view, handle, into)) {
                 rest = &mut rest[1..];
+                continue;
             }
+            let places = rest.iter().map_while(|(page, _)| self.place(*page)).map(|(handle, ..)| handle);
+            let same = places.take_while(|next| next.incarnation == handle.incarnation);
+            let handles: Vec<PageHandle> = same.take(READ_AT_ONCE).collect();
+            let count = handles.len();
+            self.read(handles, &mut rest[..count])?;
+            rest = &mut rest[count..];
         }
         Ok(())
     }
