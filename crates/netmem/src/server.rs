@@ -486,7 +486,7 @@ impl Shared {
 
     fn carry(self: &Arc<Shared>) {
         let mut links = Links::default();
-        let mut looked = 0;
+        let mut looked = boot_ns();
         while !self.stop.load(SeqCst) {
             let now = boot_ns();
             if now >= looked + LONGEST.as_nanos() as u64 {
