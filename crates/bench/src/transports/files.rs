@@ -120,22 +120,6 @@ impl<S: Read + Write> Carrier<S> {
 }
 
 impl<S: Read + Write> Transport for Carrier<S> {
-    fn ping(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it carries files only")
-    }
-
-    fn pong(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it carries files only")
-    }
-
-    fn pour(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it carries files only")
-    }
-
-    fn drain(&mut self, _size: usize, _count: usize) -> Result<(), BenchError> {
-        unreachable!("it carries files only")
-    }
-
     fn prepare_for(&mut self, role: Role, _exercise: Exercise, size: usize, _count: usize) -> Result<(), BenchError> {
         if role == Role::Driver {
             self.source = self.disk.source(size)?;
