@@ -7,12 +7,12 @@ mod files;
 mod ours;
 
 use crate::contest::Contest;
-use crate::pair::{Link, Role, waited_by_others};
+use crate::pair::{Asleep, Link, Role, Workers};
 use crate::rounds::Shuffle;
 use crate::transports::{Contestant, Exercise, Ordinary, Timing, Transport};
 use crate::{BenchError, Options};
 use serde::{Deserialize, Serialize};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
@@ -50,16 +50,11 @@ pub(crate) trait Reader {
     }
 }
 
-/// The side that donates memory, in the second process, by threads of its own.
-pub(crate) trait Donor {
-    /// From now on the reader reads, or does not for a while: others need the CPU for theirs.
-    fn expect_reads(&mut self, some: bool);
-}
-
 /// What this process does for a contestant.
 pub(crate) enum Side {
     Reads(Box<dyn Reader>),
-    Donates(Box<dyn Donor>),
+    /// Threads of its own serve.
+    Donates(Box<dyn Workers>),
 }
 
 /// One end of a contestant that reads a region.
@@ -77,8 +72,7 @@ struct Paging {
     last: usize,
     read_bytes: usize,
     buffer: Ordinary,
-    /// How long those who serve had waited for their CPU before, and did meanwhile.
-    waited_before: u64,
+    asleep: Asleep,
     timing: Option<Timing>,
 }
 
@@ -94,7 +88,7 @@ impl Paging {
             last: 0,
             read_bytes: 0,
             buffer: Ordinary::new(),
-            waited_before: 0,
+            asleep: Asleep::default(),
             timing: None,
         })
     }
@@ -127,9 +121,8 @@ impl Transport for Paging {
     }
 
     fn follow_warm(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
-        if let Side::Donates(donor) = &mut self.side {
-            donor.expect_reads(true);
-            self.waited_before = waited_by_others();
+        if let Side::Donates(workers) = &mut self.side {
+            self.asleep.begin(workers.as_mut());
         }
         Ok(())
     }
@@ -153,11 +146,8 @@ impl Transport for Paging {
     }
 
     fn follow(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
-        let Side::Donates(donor) = &mut self.side else { return Err(BenchError::NobodyLeft) };
-        self.done.read_exact(&mut [0])?;
-        donor.expect_reads(false);
-        let waited_ns = waited_by_others().saturating_sub(self.waited_before);
-        self.timing = Some(Timing { nanoseconds: 0.0, waited_ns });
+        let Side::Donates(workers) = &mut self.side else { return Err(BenchError::NobodyLeft) };
+        self.timing = Some(self.asleep.sleep(workers.as_mut(), &mut self.done)?);
         Ok(())
     }
 
@@ -259,6 +249,7 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
 
     #[test]
     fn pages_are_drawn_from_all_and_none_twice() {
@@ -311,8 +302,8 @@ mod tests {
     /// Notes what it was told.
     struct Noting(std::sync::mpsc::Sender<bool>);
 
-    impl Donor for Noting {
-        fn expect_reads(&mut self, some: bool) {
+    impl Workers for Noting {
+        fn expect_work(&mut self, some: bool) {
             self.0.send(some).unwrap();
         }
     }

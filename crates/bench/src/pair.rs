@@ -8,17 +8,18 @@ use crate::BenchError;
 use crate::contest::Landed;
 use crate::network::{Home, Network, Wire};
 use crate::transports::files::Ramdisk;
-use crate::transports::{Contestant, Exercise};
+use crate::transports::{Contestant, Exercise, Timing};
 use highwire_mem::{Courier, CourierError, Words};
 use rustix::thread::CpuSet;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -129,7 +130,8 @@ pub(crate) struct Link {
     rests: u64,
     ball: u64,
     schedule: Thread,
-    /// How long programs that this process started have waited for their CPU.
+    /// How long those have waited for their CPU who did the work of trials that this thread slept through, less what it waited
+    /// itself meanwhile.
     others_waited: u64,
 }
 
@@ -369,8 +371,38 @@ impl Thread {
     }
 }
 
-/// How long all other threads of this process have.
-pub(crate) fn waited_by_others() -> u64 {
+/// Threads of the second process that do its part of a trial, while its first one sleeps.
+pub(crate) trait Workers {
+    /// From now on there is work, or none for a while: others need the CPU for theirs.
+    fn expect_work(&mut self, some: bool);
+
+    /// Whether to sleep from now on while there is nothing, or to look without pause.
+    fn wait_asleep(&mut self, _asleep: bool) {}
+}
+
+/// A thread that leaves its CPU to them.
+#[derive(Debug, Default)]
+pub(crate) struct Asleep {
+    waited_before: u64,
+}
+
+impl Asleep {
+    /// The trial begins.
+    pub(crate) fn begin(&mut self, workers: &mut dyn Workers) {
+        workers.expect_work(true);
+        self.waited_before = waited_by_others();
+    }
+
+    /// Sleeps until the other side says that it is done; how long they waited for their CPU.
+    pub(crate) fn sleep(&self, workers: &mut dyn Workers, done: &mut UnixStream) -> Result<Timing, BenchError> {
+        done.read_exact(&mut [0])?;
+        workers.expect_work(false);
+        Ok(Timing { nanoseconds: 0.0, waited_ns: waited_by_others().saturating_sub(self.waited_before) })
+    }
+}
+
+/// How long all other threads of this process have waited for their CPUs so far.
+fn waited_by_others() -> u64 {
     waited_by(std::process::id()).saturating_sub(Thread::this().waited_ns())
 }
 

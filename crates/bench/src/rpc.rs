@@ -13,7 +13,7 @@ use crate::apps::servers::App;
 use crate::contest::Contest;
 use crate::folder::Folder;
 use crate::outsiders::{PEERS_HINT, find_peers};
-use crate::pair::{Link, PATIENCE, Thread, waited_by, waited_by_others};
+use crate::pair::{Asleep, Link, PATIENCE, Thread, Workers, waited_by};
 use crate::report::{Report, figure, line, short, titled};
 use crate::stats::beside;
 use crate::transports::{Contestant, Exercise, Timing, Transport};
@@ -56,34 +56,24 @@ pub(crate) trait Caller {
     }
 }
 
-/// The side that answers, in the second process, by threads of its own.
-pub(crate) trait Answerer {
-    /// From now on calls come, or none do for a while: others need the CPU for theirs.
-    fn expect_calls(&mut self, some: bool);
-
-    /// As [`Caller::wait_asleep`].
-    fn wait_asleep(&mut self, _asleep: bool) {}
-}
-
 /// What this process does for a contestant.
 pub(crate) enum Side {
     /// It calls, and says by this socket when it has done so.
     Calls(Box<dyn Caller>, UnixStream),
     /// It leaves its CPU until then to those who answer: to threads of its own, or to a program.
-    Answers(Option<Box<dyn Answerer>>, UnixStream),
+    Answers(Option<Box<dyn Workers>>, UnixStream),
 }
 
 /// One end of a contestant that makes calls.
 pub(crate) struct Calls {
     side: Side,
-    /// How long those who answer had waited for their CPU before.
-    waited_before: u64,
+    asleep: Asleep,
     timing: Option<Timing>,
 }
 
 impl Calls {
     fn of(side: Side) -> Box<dyn Transport> {
-        Box::new(Calls { side, waited_before: 0, timing: None })
+        Box::new(Calls { side, asleep: Asleep::default(), timing: None })
     }
 
     fn caller(&mut self) -> Option<&mut dyn Caller> {
@@ -128,20 +118,17 @@ impl Transport for Calls {
 
     /// It sleeps once for this and what follows.
     fn follow_warm(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
-        if let Side::Answers(Some(answerer), _) = &mut self.side {
-            answerer.expect_calls(true);
-            self.waited_before = waited_by_others();
+        if let Side::Answers(Some(workers), _) = &mut self.side {
+            self.asleep.begin(workers.as_mut());
         }
         Ok(())
     }
 
     fn follow(&mut self, _exercise: Exercise, _size: usize, _count: usize) -> Result<(), BenchError> {
-        let Side::Answers(answerer, awake) = &mut self.side else { unreachable!("it does not answer") };
-        awake.read_exact(&mut [0])?;
-        if let Some(answerer) = answerer {
-            answerer.expect_calls(false);
-            let waited_ns = waited_by_others().saturating_sub(self.waited_before);
-            self.timing = Some(Timing { nanoseconds: 0.0, waited_ns });
+        let Side::Answers(workers, awake) = &mut self.side else { unreachable!("it does not answer") };
+        match workers {
+            Some(workers) => self.timing = Some(self.asleep.sleep(workers.as_mut(), awake)?),
+            None => awake.read_exact(&mut [0])?,
         }
         Ok(())
     }
@@ -160,7 +147,7 @@ impl Transport for Calls {
     fn wait_asleep(&mut self, asleep: bool) {
         match &mut self.side {
             Side::Calls(caller, _) => caller.wait_asleep(asleep),
-            Side::Answers(Some(answerer), _) => answerer.wait_asleep(asleep),
+            Side::Answers(Some(workers), _) => workers.wait_asleep(asleep),
             Side::Answers(None, _) => {}
         }
     }
@@ -320,8 +307,8 @@ mod tests {
     /// Notes what it was told.
     struct Noting(std::sync::mpsc::Sender<bool>);
 
-    impl Answerer for Noting {
-        fn expect_calls(&mut self, some: bool) {
+    impl Workers for Noting {
+        fn expect_work(&mut self, some: bool) {
             self.0.send(some).unwrap();
         }
     }

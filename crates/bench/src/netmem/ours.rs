@@ -1,8 +1,8 @@
 //! Our own memory of other nodes: `paged` and `paged-udp`.
 
-use super::{Donor, PAGE_BYTES, Reader, Region, Side, fill};
+use super::{PAGE_BYTES, Reader, Region, Side, fill};
 use crate::BenchError;
-use crate::pair::{Link, PATIENCE, Role};
+use crate::pair::{Link, PATIENCE, Role, Workers};
 use crate::transports::vi::nic_over_udp;
 use crate::transports::{Contestant, Exercise};
 use highwire::netmem::{Memory, MemoryOptions, NodeOptions, NodeServer, PagedRegion, PagingOptions};
@@ -103,8 +103,8 @@ struct Node {
     spinning: bool,
 }
 
-impl Donor for Node {
-    fn expect_reads(&mut self, some: bool) {
+impl Workers for Node {
+    fn expect_work(&mut self, some: bool) {
         self.node.set_busy(some && self.spinning);
     }
 }

@@ -1,9 +1,9 @@
 //! Our own remote procedure calls: `shm`, `udp` and `udp-sealed`.
 
-use super::{Answerer, Caller, Side};
+use super::{Caller, Side};
 use crate::BenchError;
 use crate::apps::servers::page;
-use crate::pair::{Link, Role};
+use crate::pair::{Link, Role, Workers};
 use crate::transports::Contestant;
 use crate::transports::vi::nic_over_udp;
 use highwire::rpc::{Bulk, Client, ClientOptions, Rpc, Server, ServerOptions, Services, TypedPending, service};
@@ -195,8 +195,8 @@ impl Answers {
     }
 }
 
-impl Answerer for Answers {
-    fn expect_calls(&mut self, some: bool) {
+impl Workers for Answers {
+    fn expect_work(&mut self, some: bool) {
         self.server.set_busy(some && self.spinning && !self.asleep);
     }
 
