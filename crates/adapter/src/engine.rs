@@ -303,7 +303,7 @@ impl<S: Source, T: Sink> Guide for Expected<'_, S, T> {
             Expectation::None => Advice::Aside,
             Expectation::Look => Advice::Look,
             Expectation::There(Guess { first_head, packet, place }) => {
-                Advice::Land(Landing { cut: Cut { first_head, head: Header::BYTES, packet }, place })
+                Advice::Land(Landing { cut: Cut::new(first_head, Header::BYTES, packet), place })
             }
         }
     }

@@ -1,7 +1,6 @@
 //! Randomness from the system.
 
 use highwire_proto::Entropy;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 /// The kernel's random numbers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -9,15 +8,7 @@ pub struct SystemEntropy;
 
 impl Entropy for SystemEntropy {
     fn fill(&mut self, bytes: &mut [u8]) {
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
-                Ok(more) => filled += more,
-                Err(rustix::io::Errno::INTR) => {}
-                // Keys that are not random are worse than no keys.
-                Err(error) => panic!("the system has no random numbers: {error}"),
-            }
-        }
+        highwire_mem::fill_random(bytes);
     }
 }
 

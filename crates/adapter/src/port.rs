@@ -328,7 +328,7 @@ impl Port {
     /// Lets go of the board, and tells everybody whom the last turn concerns.
     fn finish(&self, mut board: MutexGuard<'_, Switchboard>) {
         let (changed, callers) = (std::mem::take(&mut board.changed), board.has_callers());
-        let mut deadline = board.engine().deadline().map_or(u64::MAX, |at| at.as_micros() as u64);
+        let mut deadline = board.deadline().map_or(u64::MAX, |at| at.as_micros() as u64);
         let held_up = board.engine().is_held_up();
         if held_up {
             // What is to be sent is overdue until the link has room, which wakes whoever sleeps.

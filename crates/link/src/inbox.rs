@@ -203,7 +203,7 @@ impl Inbox {
     /// Room for heads, and for what spills; both are the kernel's to write to.
     pub(crate) fn for_landing(&mut self, landing: &Landing<'_>) -> (&mut [u8], &mut [u8]) {
         let heads = landing.cut.heads(landing.place.len());
-        debug_assert!(heads <= HEADS_MAX, "{heads} bytes of heads");
+        assert!(heads <= HEADS_MAX, "{heads} bytes of heads, of {HEADS_MAX} at most");
         if self.heads.len() < heads {
             self.heads.resize(heads, 0);
         }

@@ -94,7 +94,7 @@ fn exchange(ends: &mut Ends, packets: &[Vec<u8>], guide: &mut Expecting) -> Inbo
     inbox
 }
 
-const CUT: Cut = Cut { first_head: 30, head: 20, packet: 220 };
+const CUT: Cut = Cut::new(30, 20, 220);
 
 #[test]
 fn payloads_lie_one_behind_the_other_and_heads_apart() {
@@ -119,7 +119,7 @@ fn payloads_lie_one_behind_the_other_and_heads_apart() {
 
 #[test]
 fn whatever_comes_is_put_together_again() {
-    let cuts = [CUT, Cut { first_head: 20, ..CUT }, Cut { packet: 219, ..CUT }, Cut { packet: 500, ..CUT }];
+    let cuts = [CUT, Cut::new(20, 20, 220), Cut::new(30, 20, 219), Cut::new(30, 20, 500)];
     let batches: [&[usize]; 7] = [&[220; 5], &[220, 220, 1], &[100], &[219; 9], &[221; 4], &[1400; 10], &[7, 7, 7, 5]];
     for (name, mut ends) in grounds() {
         for cut in cuts {
@@ -129,7 +129,7 @@ fn whatever_comes_is_put_together_again() {
                     let mut guide = Expecting::new(cut, bytes);
                     let inbox = exchange(&mut ends, &sent, &mut guide);
                     let (landed, _) = inbox.landed().unwrap_or_else(|| panic!("{name}: nothing landed"));
-                    let right = batch[0] == cut.packet || batch.len() == 1 && batch[0] <= cut.packet;
+                    let right = batch[0] == cut.packet() || batch.len() == 1 && batch[0] <= cut.packet();
                     assert_eq!(landed.is_cut_right(), right, "{name}: {cut:?}, {batch:?}");
                     for first in 0..=batch.len() {
                         let mut together = Vec::new();
@@ -156,5 +156,44 @@ fn a_look_shows_how_the_first_packet_begins() {
         assert!(inbox.landed().is_some_and(|(landed, _)| landed.looked && landed.is_cut_right()), "{name}");
         assert_eq!(ends.1.counters().looks_ahead, 1, "{name}");
         assert!(guide.place()[..190] == sent[0][30..], "{name}");
+    }
+}
+
+/// Expects packets whose heads are longer than they are.
+struct Impossible(Expecting);
+
+impl Guide for Impossible {
+    fn advise(&mut self, _way: usize, _head: Option<&[u8]>) -> Advice<'_> {
+        let Expecting { memory, place, .. } = &mut self.0;
+        Advice::Land(Landing { cut: Cut::new(0, 10, 5), place: &mut memory[place.clone()] })
+    }
+}
+
+#[test]
+fn a_geometry_that_cannot_be_writes_nothing_outside_of_the_place() {
+    for (name, (mut left, mut right, pass_time)) in grounds() {
+        let (to, mut inbox) = (right.local_address(), Inbox::new());
+        left.send(&[Burst { to, bytes: &[1; 3000], segment: 1000 }]).unwrap();
+        let begin = Instant::now();
+        while {
+            pass_time();
+            right.receive(&mut inbox).unwrap() == 0
+        } {
+            assert!(begin.elapsed() < Duration::from_secs(5), "nothing came");
+        }
+        left.send(&[Burst { to, bytes: &[0x41; 500], segment: 250 }]).unwrap();
+        let mut guide = Impossible(Expecting::new(CUT, 100));
+        let begin = Instant::now();
+        let refused = loop {
+            pass_time();
+            let receive = std::panic::AssertUnwindSafe(|| right.receive_guided(&mut inbox, &mut guide).unwrap());
+            match std::panic::catch_unwind(receive) {
+                Ok(0) => assert!(begin.elapsed() < Duration::from_secs(5), "nothing came"),
+                Ok(_) => break false,
+                Err(_) => break true,
+            }
+        };
+        guide.0.check_guards();
+        assert!(refused, "{name}: the geometry is refused");
     }
 }

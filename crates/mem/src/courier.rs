@@ -1,7 +1,7 @@
 //! Carries messages and descriptors between two processes over a Unix socket, and tells who is at
 //! the other end and whether it still lives. Rendezvous only: nothing fast goes this way.
 
-use crate::sys;
+use crate::credentials::{Credentials, ProcessIdentity, peer_pidfd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -28,20 +28,21 @@ pub enum CourierError {
     /// A message longer than any in this protocol, or with too many descriptors.
     #[error("the other side sent a message that is cut off at {0} bytes")]
     TooLong(usize),
+    /// This process, or the system, has no descriptor left: for a socket, or for one that came with a message.
+    #[error("no descriptor is left in this process; raise its limit (ulimit -n), or have it do with fewer")]
+    NoDescriptors,
     /// The socket itself failed.
     #[error("the rendezvous socket failed: {0}")]
-    Socket(#[from] Errno),
+    Socket(#[source] Errno),
 }
 
-/// Who is at the other end, as the kernel says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Credentials {
-    /// Process id when it connected or began to listen.
-    pub pid: i32,
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
+impl From<Errno> for CourierError {
+    fn from(errno: Errno) -> CourierError {
+        match errno {
+            Errno::MFILE | Errno::NFILE => CourierError::NoDescriptors,
+            errno => CourierError::Socket(errno),
+        }
+    }
 }
 
 /// One end of a connection that keeps message boundaries and carries descriptors.
@@ -153,6 +154,10 @@ impl Courier {
                 descriptors.extend(rights);
             }
         }
+        if received.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < DESCRIPTORS_MAX {
+            // There was room for more: the kernel found no number for the next one.
+            return Err(CourierError::NoDescriptors);
+        }
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(CourierError::TooLong(length));
         }
@@ -186,16 +191,19 @@ impl Courier {
         }
     }
 
-    /// Who connected, or who was listening.
+    /// The process that connected, or that was listening.
     pub fn credentials(&self) -> Result<Credentials, CourierError> {
-        let found = rustix::net::sockopt::socket_peercred(&self.socket)?;
-        Ok(Credentials { pid: found.pid.as_raw_nonzero().get(), uid: found.uid.as_raw(), gid: found.gid.as_raw() })
+        Ok(Credentials::of_peer(&self.socket)?)
     }
 
-    /// A descriptor that becomes readable when the process at the other end dies.
-    pub fn pidfd(&self, credentials: Credentials) -> Result<OwnedFd, CourierError> {
-        sys::peer_pidfd(&self.socket, credentials.pid)
-            .map_err(|error| CourierError::Socket(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+    /// What tells that process from others, if anything does.
+    pub fn identity(&self, credentials: Credentials) -> Result<Option<ProcessIdentity>, CourierError> {
+        Ok(ProcessIdentity::of_peer(&self.socket, credentials)?)
+    }
+
+    /// A descriptor that becomes readable when the process at the other end dies; see [`peer_pidfd`].
+    pub fn pidfd(&self, credentials: Credentials) -> Result<Option<OwnedFd>, CourierError> {
+        Ok(peer_pidfd(&self.socket, credentials)?)
     }
 }
 

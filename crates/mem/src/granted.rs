@@ -4,7 +4,6 @@ use crate::memory::{PeerMemory, SharedMemory};
 use crate::region::{Exported, Frozen, Region, RegionError, RegionKind, RemoteRegion, Tag};
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::AsFd;
 
 /// A region that was granted. It is read and written by copying alone: the application has the same
 /// bytes, and may be writing them. Only frozen memory is lent as slices.
@@ -27,7 +26,7 @@ enum Memory {
 impl Granted {
     /// To be read. Fails for a region that is yet to be frozen, and for want of address space.
     pub fn registered(region: &Region) -> Result<Granted, RegionError> {
-        let fd = region.as_fd().try_clone_to_owned().map_err(RegionError::Map)?;
+        let fd = region.descriptor()?.try_clone_to_owned().map_err(RegionError::Map)?;
         let bytes = region.len();
         let mapped = RemoteRegion::adopt(fd, RegionKind::Registered, region.tag(), bytes as u64, u64::MAX)?;
         let memory = Memory::Registered(mapped.memory());
@@ -161,7 +160,7 @@ mod tests {
         buffer.iter_mut().enumerate().for_each(|(at, byte)| *byte = at as u8);
         let freezable = Region::create_freezable(10_000, Tag(3)).unwrap();
         freezable.slice(0..10_000).unwrap().copy_from_slice(&buffer);
-        assert!(Granted::registered(&freezable).is_err(), "it is not frozen yet");
+        assert!(matches!(Granted::registered(&freezable), Err(RegionError::NotFrozen)));
         let exported = Exported::create(10_000, Tag(3)).unwrap();
         exported.memory().copy_in(0, &buffer);
         let registered = Granted::registered(&region).unwrap();

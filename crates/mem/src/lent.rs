@@ -76,7 +76,7 @@ impl PeerMemory {
         let len = check_size(bytes, limit)?;
         check_seals(fd, bytes, SEALS_EXPORTED)?;
         let mapping = Mapping::of(fd.as_fd(), len, false).map_err(RegionError::Map)?;
-        Ok(PeerMemory(View::new(Arc::new(mapping))))
+        Ok(PeerMemory::of(View::new(Arc::new(mapping))))
     }
 }
 

@@ -8,7 +8,10 @@
 //! Two rules hold everywhere in this crate, and they are why its unsafe code is sound:
 //!
 //! 1. No `&` or `&mut` is ever formed over memory that a peer can change. Words are read and
-//!    written by atomic operations, bytes are copied in or out.
+//!    written by atomic operations, bytes are copied in or out by instructions that the compiler cannot
+//!    look into, so that other threads of this process may do anything that a peer may do. Words of
+//!    memory that is mapped to be read are loaded relaxed, with a fence behind where order matters:
+//!    no other load of such memory is defined.
 //! 2. Whatever is read from a peer's memory is copied once and then checked. A value that cannot
 //!    be true is a [`Lie`], which ends the connection and nothing else.
 //!
@@ -28,7 +31,11 @@ mod sync;
 #[cfg(not(loom))]
 mod clock;
 #[cfg(not(loom))]
+mod copy;
+#[cfg(not(loom))]
 mod courier;
+#[cfg(not(loom))]
+mod credentials;
 #[cfg(not(loom))]
 mod extents;
 #[cfg(not(loom))]
@@ -44,6 +51,8 @@ mod peer_bytes;
 #[cfg(not(loom))]
 mod pool;
 #[cfg(not(loom))]
+mod random;
+#[cfg(not(loom))]
 mod region;
 #[cfg(not(loom))]
 mod sys;
@@ -55,6 +64,8 @@ mod watcher;
 mod words;
 #[cfg(not(loom))]
 pub mod work;
+#[cfg(not(loom))]
+mod writers;
 
 pub use area::{Extent, PayloadArea};
 pub use bell::{Attention, BELLS_MAX, Bell, BellIndex, BellRope, News, WireUse};
@@ -69,7 +80,8 @@ pub use ring::{CreditWatch, Flags, Kind, Lie, RawHead, SlotHead, SlotReader, Slo
 pub use {
     bell::BellPage,
     clock::{Ticks, ticks, ticks_per_second},
-    courier::{Courier, CourierError, CourierListener, Credentials, deadline},
+    courier::{Courier, CourierError, CourierListener, deadline},
+    credentials::{Credentials, ProcessIdentity, mapped_user, peer_pidfd},
     extents::Extents,
     fork::Process,
     granted::{Granted, Window},
@@ -78,15 +90,17 @@ pub use {
     owner_lock::{OwnerGuard, OwnerLock},
     peer_bytes::PeerBytes,
     pool::{Pool, PoolError},
+    random::fill_random,
     region::{
         Buffer, Exported, Frozen, OwnRegion, PeerRegion, Region, RegionError, RegionKind, RemoteRegion, SharedBuffer,
         Tag,
     },
     sys::{
         KernelTooOld, Sleep, SleepOutcome, at_exit, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
-        kernel_check, light_barrier, pause, run_like_anybody,
+        keep_descriptors_from_programs, kernel_check, light_barrier, pause, run_like_anybody,
     },
-    tcp::{TcpCounts, network_namespace, socket_names},
+    tcp::{TcpCounts, TcpState, network_namespace, socket_names},
     watcher::{Watch, WatchKey, Watcher},
     words::Words,
+    writers::has_writers,
 };

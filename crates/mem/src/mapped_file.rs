@@ -71,8 +71,9 @@ impl MappedFile {
     #[inline]
     pub fn copy_to(&self, at: usize, into: &mut [u8]) {
         assert!(at.checked_add(into.len()).is_some_and(|end| end <= self.len()), "that is beyond the end of the file");
-        // SAFETY: the range was checked to be inside the mapping, and nothing of this process is both.
-        unsafe { std::ptr::copy_nonoverlapping(self.mapping.base().add(at), into.as_mut_ptr(), into.len()) };
+        // SAFETY: the range was checked to be inside the mapping, and nothing of this process is both. The file may be
+        // written meanwhile.
+        unsafe { crate::copy::copy_out(self.mapping.base().add(at), into.as_mut_ptr(), into.len()) };
     }
 
     fn advise_memory(&self, advice: rustix::mm::Advice) -> io::Result<()> {

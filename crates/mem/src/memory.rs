@@ -4,7 +4,7 @@
 //! peer reads), [`PeerMemory`] (the other way round) and [`SharedMemory`] (both write: doorbell
 //! pages, exported regions and lanes only).
 
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 use std::fmt;
 
 #[cfg(not(loom))]
@@ -27,11 +27,84 @@ impl OwnMemory {
 
 /// Memory that a peer writes and this process can only read. The peer may change it at any time.
 #[derive(Clone)]
-pub struct PeerMemory(pub(crate) View);
+pub struct PeerMemory(ReadOnly);
 
 /// Memory that this process and its peers both write.
 #[derive(Clone)]
 pub struct SharedMemory(pub(crate) View);
+
+/// A view of memory that may be mapped to be read only. Of such memory only relaxed loads are defined, of no more than a
+/// double word: others may be instructions that write. A fence behind a relaxed load orders it as an acquiring one would be,
+/// and costs nothing on x86-64.
+#[derive(Clone)]
+struct ReadOnly(View);
+
+impl ReadOnly {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline(always)]
+    fn load32(&self, at: usize, order: Ordering) -> u32 {
+        let value = self.0.load32(at, Ordering::Relaxed);
+        fence_behind(order);
+        value
+    }
+
+    #[inline(always)]
+    fn load64(&self, at: usize, order: Ordering) -> u64 {
+        let value = self.0.load64(at, Ordering::Relaxed);
+        fence_behind(order);
+        value
+    }
+
+    #[inline(always)]
+    fn copy_out(&self, at: usize, into: &mut [u8]) {
+        self.0.copy_out(at, into);
+    }
+}
+
+#[inline(always)]
+fn fence_behind(order: Ordering) {
+    if order != Ordering::Relaxed {
+        fence(order);
+    }
+}
+
+impl PeerMemory {
+    // Under loom only the models make any.
+    #[cfg_attr(loom, allow(dead_code))]
+    pub(crate) fn of(view: View) -> PeerMemory {
+        PeerMemory(ReadOnly(view))
+    }
+
+    /// Reads the double word at byte `at`, in no order with anything. Panics outside the mapping.
+    #[inline(always)]
+    pub(crate) fn glance64(&self, at: usize) -> u64 {
+        self.0.load64(at, Ordering::Relaxed)
+    }
+
+    /// The bytes from `at` on. Panics outside the mapping.
+    #[cfg(not(loom))]
+    pub(crate) fn part(self, at: usize, len: usize) -> PeerMemory {
+        PeerMemory::of(self.0.0.part(at, len))
+    }
+
+    /// Becomes the part of `whole` from `at` on, if it is a view of the same mapping.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn turn_to(&mut self, whole: &View, at: usize, len: usize) -> bool {
+        self.0.0.turn_to(whole, at, len)
+    }
+
+    /// Asks the cache for the line at `at`. Panics outside the mapping.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, at: usize) {
+        crate::sys::prefetch(&self.0.0, at);
+    }
+}
 
 macro_rules! reads {
     ($name:ident) => {
@@ -222,42 +295,6 @@ mod mapped {
         len.saturating_sub(7)
     }
 
-    /// Copies, without a call for the lengths that small messages have.
-    ///
-    /// # Safety
-    /// Both ranges are valid for `len` bytes and do not overlap.
-    #[inline(always)]
-    unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        /// The first and the last `T` of the range, which overlap in the middle.
-        ///
-        /// # Safety
-        /// As for `copy`, and `len` is between one and two times the size of `T`.
-        #[inline(always)]
-        unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, len: usize) {
-            // SAFETY: both places are inside the ranges, by the length.
-            unsafe {
-                let last = len - size_of::<T>();
-                let (a, b) = (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
-                to.cast::<T>().write_unaligned(a);
-                to.add(last).cast::<T>().write_unaligned(b);
-            }
-        }
-        // SAFETY: each arm has the length that it needs.
-        unsafe {
-            match len {
-                0 => {}
-                1..4 => {
-                    let (a, b, c) = (*from, *from.add(len / 2), *from.add(len - 1));
-                    (*to, *to.add(len / 2), *to.add(len - 1)) = (a, b, c);
-                }
-                4..8 => ends::<u32>(from, to, len),
-                8..16 => ends::<u64>(from, to, len),
-                16..=32 => ends::<u128>(from, to, len),
-                _ => std::ptr::copy_nonoverlapping(from, to, len),
-            }
-        }
-    }
-
     impl View {
         pub(crate) fn new(mapping: Arc<Mapping>) -> View {
             View { base: mapping.base(), len: mapping.len(), words_end: words_end(mapping.len()), keep: mapping }
@@ -369,19 +406,19 @@ mod mapped {
             // SAFETY: both ranges are valid for their length; `from` is an ordinary slice, which
             // never overlaps a mapping reached through a View (buffers lent as slices are views
             // of ranges that this crate hands out once, and callers never copy one onto itself).
-            unsafe { copy(from.as_ptr(), to, from.len()) }
+            // Other threads and the peer may use the destination meanwhile.
+            unsafe { crate::copy::copy_in(from.as_ptr(), to, from.len()) }
         }
 
         #[inline(always)]
         pub(crate) fn copy_out(&self, at: usize, into: &mut [u8]) {
             let from = self.pointer(at, into.len());
-            // SAFETY: both ranges are valid for their length. The peer may write the source while
-            // it is copied: the copy then holds any mixture of old and new bytes, which is why
-            // everything copied out is checked afterwards or is the caller's opaque data.
-            unsafe { copy(from, into.as_mut_ptr(), into.len()) }
-            // The copy is what gets checked and used. Without this the compiler may drop it and
-            // let the check and the use each read the peer's memory, which changes in between.
-            std::sync::atomic::compiler_fence(Ordering::SeqCst);
+            // SAFETY: both ranges are valid for their length, and `into` is ours alone. The peer, and
+            // other threads, may write the source while it is copied: the copy then holds any mixture
+            // of old and new bytes, which is why everything copied out is checked afterwards or is the
+            // caller's opaque data. It is made once: the check and the use cannot each read the peer's
+            // memory, which changes in between.
+            unsafe { crate::copy::copy_out(from, into.as_mut_ptr(), into.len()) }
         }
 
         #[inline(always)]

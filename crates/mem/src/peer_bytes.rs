@@ -14,7 +14,7 @@ impl PeerBytes {
     /// `len` bytes at `offset`, if they lie inside.
     pub fn new(memory: PeerMemory, offset: usize, len: usize) -> Option<PeerBytes> {
         let end = offset.checked_add(len)?;
-        (end <= memory.len()).then(|| PeerBytes { memory: PeerMemory(memory.0.part(offset, len)) })
+        (end <= memory.len()).then(|| PeerBytes { memory: memory.part(offset, len) })
     }
 
     /// Turns to other bytes of the same mapping, which saves counting it anew. False, and nothing
@@ -22,7 +22,7 @@ impl PeerBytes {
     #[inline]
     pub(crate) fn turn_to_view(&mut self, whole: &View, offset: usize, len: usize) -> bool {
         let inside = offset.checked_add(len).is_some_and(|end| end <= whole.len());
-        inside && self.memory.0.turn_to(whole, offset, len)
+        inside && self.memory.turn_to(whole, offset, len)
     }
 
     /// Bytes.

@@ -3,12 +3,13 @@
 //! | kind | we may | the peer may | seals |
 //! |---|---|---|---|
 //! | [`OwnRegion`], [`Region`] | read, write | read | shrink, grow, future-write, seal |
-//! | [`Frozen`] | read, as slices | read, as slices | shrink, grow, write, seal |
+//! | [`Frozen`] | read, as slices | read, as slices | shrink, grow, write, seal; no descriptor before it is frozen |
 //! | [`Exported`] | read, write, no slices | read, write | shrink, grow, seal |
 //! | [`LentRegion`](crate::LentRegion) | read, write, give back | read | shrink, grow, seal; a descriptor that only reads |
 //!
 //! Seals are checked before a peer's memory is mapped: an unsealed one could be cut short under us,
-//! and the next access would be a SIGBUS.
+//! and the next access would be a SIGBUS. So it would be where a huge page was punched out and no other is
+//! free: memfds of huge pages are refused.
 
 use crate::layout::{LAYOUT_VERSION, REGION_CPU_AT, REGION_LENGTH_AT, REGION_MAGIC, REGION_VERSION_AT};
 use crate::memory::{OwnMemory, PeerMemory, SharedMemory, View};
@@ -39,6 +40,9 @@ pub enum RegionError {
         /// Seals needed, as text.
         needed: String,
     },
+    /// A memfd of huge pages: where one is punched out and no other is free, the next access is a SIGBUS.
+    #[error("the memory handed over is of huge pages, which its owner could take away under us")]
+    HugePages,
     /// Its size is not what was said.
     #[error("the memory handed over has {found} bytes, {expected} were announced")]
     WrongSize {
@@ -82,6 +86,9 @@ pub enum RegionError {
     /// A region that others have already mapped cannot be frozen.
     #[error("only a region made with `register_freezable` can be frozen")]
     NotFreezable,
+    /// A region that is made to be frozen is not handed out before.
+    #[error("the region is made to be frozen; freeze it before it is handed out")]
+    NotFrozen,
 }
 
 /// A protection tag: a virtual interface only touches regions of its own tag.
@@ -98,12 +105,21 @@ pub(crate) fn check_seals(fd: impl AsFd, len: u64, needed: SealFlags) -> Result<
     if !found.contains(needed) {
         return Err(RegionError::Unsealed { found: format!("{found:?}"), needed: format!("{needed:?}") });
     }
-    let size = rustix::fs::fstat(&fd).map_err(|errno| RegionError::Map(errno.into()))?.st_size;
-    let found = u64::try_from(size).unwrap_or(0);
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| RegionError::Map(errno.into()))?;
+    // Where tmpfs may use large pages it says so too, but has others when there are none.
+    if u64::try_from(stat.st_blksize).unwrap_or(0) > rustix::param::page_size() as u64 && is_of_huge_pages(&fd)? {
+        return Err(RegionError::HugePages);
+    }
+    let found = u64::try_from(stat.st_size).unwrap_or(0);
     if found != len {
         return Err(RegionError::WrongSize { found, expected: len });
     }
     Ok(())
+}
+
+fn is_of_huge_pages(fd: impl AsFd) -> Result<bool, RegionError> {
+    let kind = rustix::fs::fstatfs(fd).map_err(|errno| RegionError::Map(errno.into()))?.f_type;
+    Ok(kind as u32 == HUGETLBFS_MAGIC)
 }
 
 pub(crate) fn check_size(bytes: u64, limit: u64) -> Result<usize, RegionError> {
@@ -139,11 +155,18 @@ impl OwnRegion {
         &self.memory
     }
 
-    /// Tells the peer on which CPU this side waits.
+    /// The memory alone, which the other side has been given: the descriptor is closed.
+    pub fn into_memory(self) -> OwnMemory {
+        self.memory
+    }
+}
+
+impl OwnMemory {
+    /// Tells the peer whose region this is on which CPU this side waits.
     #[inline]
     pub fn note_cpu(&self, cpu: u32) {
-        if self.memory.load32(REGION_CPU_AT) != cpu {
-            self.memory.store32(REGION_CPU_AT, cpu);
+        if self.load32(REGION_CPU_AT) != cpu {
+            self.store32(REGION_CPU_AT, cpu);
         }
     }
 }
@@ -166,7 +189,7 @@ impl PeerRegion {
         let len = check_size(bytes, limit)?;
         check_seals(&fd, bytes, SEALS_OWN)?;
         let mapping = Mapping::of(&fd, len, false).map_err(RegionError::Map)?;
-        let memory = PeerMemory(View::new(Arc::new(mapping)));
+        let memory = PeerMemory::of(View::new(Arc::new(mapping)));
         let header_good = len >= crate::layout::REGION_HEADER_BYTES
             && memory.load64(0) == REGION_MAGIC
             && memory.load32(REGION_VERSION_AT) == LAYOUT_VERSION;
@@ -249,7 +272,7 @@ impl RemoteRegion {
 
     /// Its memory, for reading.
     pub fn memory(&self) -> PeerMemory {
-        PeerMemory(self.memory.0.clone())
+        PeerMemory::of(self.memory.0.clone())
     }
 
     /// Asks the cache for the line at `at`, if that lies inside.
@@ -373,6 +396,12 @@ impl Region {
         self.inner.freezable
     }
 
+    /// The descriptor of its memory, by which others can read it and nobody can write it. A region that is yet to be
+    /// frozen has none to give: until then the seals do not keep anybody from writing behind the backs of its buffers.
+    pub fn descriptor(&self) -> Result<BorrowedFd<'_>, RegionError> {
+        if self.inner.freezable { Err(RegionError::NotFrozen) } else { Ok(self.inner.fd.as_fd()) }
+    }
+
     /// A range of it, as a buffer that nobody else has.
     pub fn slice(&self, range: Range<usize>) -> Result<Buffer, RegionError> {
         let (start, bytes) = (range.start, self.len());
@@ -437,12 +466,6 @@ impl Region {
                 Err((Region { inner: Arc::new(inner) }, RegionError::Create(error)))
             }
         }
-    }
-}
-
-impl AsFd for Region {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.fd.as_fd()
     }
 }
 
@@ -550,7 +573,8 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         let pointer = self.place.region.view.pointer(self.place.start, self.place.len);
         // SAFETY: inside the mapping; the range is handed out once, peers can only read it (the
-        // future-write seal), and remote operations never name it while we have it.
+        // future-write seal; of a region that is to be frozen nobody has the descriptor), and remote
+        // operations never name it while we have it.
         unsafe { std::slice::from_raw_parts(pointer, self.place.len) }
     }
 }
@@ -705,6 +729,8 @@ impl fmt::Debug for Exported {
     }
 }
 
+/// Of the file system that memfds of huge pages are files of.
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
 

@@ -716,7 +716,7 @@ impl SlotReader {
             }
             return None;
         }
-        let sizes = self.watch.peer.0.load64(at + LENGTH_AT, Ordering::Relaxed);
+        let sizes = self.watch.peer.glance64(at + LENGTH_AT);
         Some(RawHead { meta: (first >> 32) as u32, length: sizes as u32, immediate: (sizes >> 32) as u32 })
     }
 
@@ -739,9 +739,9 @@ impl SlotReader {
         // The line of a later slot can be on its way while this one is handled. Where there is no
         // further one yet, its writer is left alone with it.
         let later = (self.tail() + READ_AHEAD) & self.watch.mask;
-        crate::sys::prefetch(&self.watch.peer.0, self.watch.slots_at + later as usize * SLOT_BYTES);
-        let (at, peer) = (self.slot_at() + HEAD_BYTES, &self.watch.peer.0);
-        Some((peer.load64(at, Ordering::Relaxed) as u32, peer.load64(at + 8, Ordering::Relaxed)))
+        self.watch.peer.prefetch(self.watch.slots_at + later as usize * SLOT_BYTES);
+        let (at, peer) = (self.slot_at() + HEAD_BYTES, &self.watch.peer);
+        Some((peer.glance64(at) as u32, peer.glance64(at + 8)))
     }
 
     /// Done with the next slot. `acknowledge` is its flag; with `hold`, its payload stays in use

@@ -2,9 +2,10 @@
 
 use crate::bell::Bell;
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -238,6 +239,24 @@ pub fn run_like_anybody() {
     let _ = rustix::thread::sched_setaffinity(None, &all);
 }
 
+/// No descriptor of this process but the standard ones is inherited by a program that it becomes or starts from now on.
+pub fn keep_descriptors_from_programs() {
+    const FIRST: u32 = 3;
+    // SAFETY: takes numbers; descriptors stay open, and every one may have this flag.
+    let all = unsafe { libc::close_range(FIRST, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) };
+    if all == 0 {
+        return;
+    }
+    // A filter of system calls may not know that one.
+    for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
+        let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        if let Some(number) = number.filter(|number| number.cast_unsigned() >= FIRST) {
+            // SAFETY: as above.
+            unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
+}
+
 /// CPUs that this thread may really use: affinity and cgroup quota, whichever is less.
 pub fn cpus_allowed() -> usize {
     // The standard library counts both.
@@ -275,7 +294,13 @@ pub(crate) fn remove_pages(view: &crate::memory::View, at: usize, bytes: usize) 
     let pointer = view.pointer(at, bytes);
     // SAFETY: the range is inside a shared mapping that is only ever read and written as words and copied bytes; they
     // become zero, as if somebody had written that. Where the kernel cannot, nothing changes.
-    let _ = unsafe { rustix::mm::madvise(pointer.cast(), bytes, rustix::mm::Advice::LinuxRemove) };
+    let remove = || unsafe { rustix::mm::madvise(pointer.cast(), bytes, rustix::mm::Advice::LinuxRemove) };
+    if remove() == Err(rustix::io::Errno::INVAL) {
+        // SAFETY: the same range; its content does not change. The kernel frees no pages of memory that is locked, as all
+        // is in a process that called mlockall.
+        let _ = unsafe { rustix::mm::munlock(pointer.cast(), bytes) };
+        let _ = remove();
+    }
 }
 
 /// A page that the kernel clears in every forked child. It stays for ever.
@@ -292,9 +317,29 @@ pub(crate) fn wipe_on_fork_page() -> Option<NonNull<AtomicU32>> {
     Some(word)
 }
 
-/// A descriptor for the process at the other end of a Unix socket, immune to reused numbers.
-pub(crate) fn peer_pidfd(socket: impl AsFd, pid: i32) -> io::Result<OwnedFd> {
-    use std::os::fd::{AsRawFd, FromRawFd};
+/// Process, user and group at the other end of a Unix socket, as the kernel reports them. The process is 0 for one that
+/// this PID namespace does not see, which the types of `rustix` cannot hold.
+pub(crate) fn peer_credentials(socket: impl AsFd) -> Result<(i32, u32, u32), Errno> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `found`, whose fields are integers.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(last_errno());
+    }
+    Ok((found.pid, found.uid, found.gid))
+}
+
+/// A descriptor for the process at the other end of a Unix socket, immune to reused numbers. Linux 6.5.
+pub(crate) fn peer_pidfd(socket: impl AsFd) -> Result<OwnedFd, Errno> {
     const SO_PEERPIDFD: i32 = 77;
     let mut fd: i32 = -1;
     let mut length = size_of::<i32>() as libc::socklen_t;
@@ -308,13 +353,18 @@ pub(crate) fn peer_pidfd(socket: impl AsFd, pid: i32) -> io::Result<OwnedFd> {
             &raw mut length,
         )
     };
-    if result == 0 && fd >= 0 {
-        // SAFETY: the kernel just made this descriptor for us.
-        return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+    if result != 0 {
+        return Err(last_errno());
     }
-    // Kernels before 6.5: by number. The socket's other end is open, so the number is still its.
-    let pid = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
-    Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
+    if fd < 0 {
+        return Err(Errno::NOPROTOOPT);
+    }
+    // SAFETY: the kernel just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// Has `run` called when the process exits, in whichever way but a signal, while its other threads still run.

@@ -5,11 +5,23 @@ use rustix::net::{SocketAddrAny, getpeername, getsockname};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+/// How far a connection is, as the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpState {
+    /// Both directions are open.
+    Established,
+    /// One end or both have sent their FIN. What arrived before can still be read.
+    Closing,
+    /// Neither end sends any more, after both FINs or a reset; or it was never connected. What arrived can still be read, but
+    /// the count of bytes read may be one too high: the kernel no longer says whether a FIN is among them.
+    Closed,
+}
+
 /// A connection, as the kernel counts it at one moment. Bytes only: neither SYN nor FIN is among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpCounts {
-    /// Whether both directions are open.
-    pub established: bool,
+    /// How far the connection is.
+    pub state: TcpState,
     /// Bytes that this end's programs have written.
     pub written: u64,
     /// Bytes that this end's programs have read.
@@ -28,15 +40,21 @@ impl TcpCounts {
             if (before.received, before.acknowledged) != (after.received, after.acknowledged) {
                 continue;
             }
-            let established = after.state == ESTABLISHED;
+            let (state, fin_received) = match after.state {
+                ESTABLISHED => (TcpState::Established, 0),
+                FIN_WAIT_1 | FIN_WAIT_2 => (TcpState::Closing, 0),
+                CLOSE_WAIT | LAST_ACK | CLOSING => (TcpState::Closing, 1),
+                _ => (TcpState::Closed, 0),
+            };
             let written = after.sent.wrapping_sub(after.repeated).wrapping_add(after.unsent);
             // The same by another count, in which the SYN of the end that connected is one.
             let beside = (after.acknowledged + unacknowledged).wrapping_sub(written);
-            if established && beside > 1 {
+            if state == TcpState::Established && beside > 1 {
                 return Err(Errno::PROTO);
             }
-            let read = after.received.checked_sub(waiting).ok_or(Errno::PROTO)?;
-            return Ok(TcpCounts { established, written, read });
+            // The FIN of the other end counts as a byte received, and not as one that waits.
+            let read = after.received.checked_sub(waiting + fin_received).ok_or(Errno::PROTO)?;
+            return Ok(TcpCounts { state, written, read });
         }
     }
 }
@@ -56,6 +74,11 @@ pub fn socket_names(socket: BorrowedFd<'_>) -> [Option<SocketAddr>; 2] {
 }
 
 const ESTABLISHED: u8 = 1;
+const FIN_WAIT_1: u8 = 4;
+const FIN_WAIT_2: u8 = 5;
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
 
 struct Info {
     state: u8,
@@ -119,7 +142,7 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut server = listener.accept().unwrap().0;
         let counts = |socket: &TcpStream| TcpCounts::of(socket.as_fd()).unwrap();
-        let both = |written, read| TcpCounts { established: true, written, read };
+        let both = |written, read| TcpCounts { state: TcpState::Established, written, read };
         assert_eq!((counts(&client), counts(&server)), (both(0, 0), both(0, 0)));
         client.write_all(&[1; 1000]).unwrap();
         server.write_all(&[2; 70]).unwrap();
@@ -134,7 +157,31 @@ mod tests {
         client.read_exact(&mut [0; 70]).unwrap();
         assert_eq!((counts(&client), counts(&server)), (both(1000 + more, 70), both(70, 300)));
         client.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(!counts(&client).established);
+        assert_eq!(counts(&client).state, TcpState::Closing);
         assert_eq!(network_namespace(client.as_fd()), network_namespace(server.as_fd()));
+    }
+
+    #[test]
+    fn a_fin_is_no_byte_that_was_read_whether_or_not_the_end_was_seen() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        client.write_all(&[1; 1000]).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let closing = |read| TcpCounts { state: TcpState::Closing, written: 0, read };
+        let counts = || TcpCounts::of(server.as_fd()).unwrap();
+        while counts().state == TcpState::Established {}
+        assert_eq!(counts(), closing(0));
+        (&server).read_exact(&mut [0; 400]).unwrap();
+        assert_eq!(counts(), closing(400));
+        (&server).read_exact(&mut [0; 600]).unwrap();
+        assert_eq!(counts(), closing(1000));
+        assert_eq!((&server).read(&mut [0; 1]).unwrap(), 0);
+        assert_eq!(counts(), closing(1000));
+        // The end that has sent its FIN has received none.
+        server.write_all(&[2; 70]).unwrap();
+        client.read_exact(&mut [0; 30]).unwrap();
+        let counts = TcpCounts::of(client.as_fd()).unwrap();
+        assert_eq!((counts.state, counts.read), (TcpState::Closing, 30));
     }
 }

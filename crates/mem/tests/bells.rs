@@ -204,7 +204,7 @@ fn pages_that_could_be_cut_short_are_refused() {
     let error = BellPage::adopt(larger.as_fd().try_clone_to_owned().unwrap(), wire()).unwrap_err();
     assert!(matches!(error, RegionError::WrongSize { found: 8192, expected: PAGE_BYTES }), "{error}");
     let unwritable = highwire_mem::Region::create(PAGE_BYTES as usize, Tag(0)).unwrap();
-    let error = BellPage::adopt(unwritable.as_fd().try_clone_to_owned().unwrap(), wire()).unwrap_err();
+    let error = BellPage::adopt(unwritable.descriptor().unwrap().try_clone_to_owned().unwrap(), wire()).unwrap_err();
     assert!(matches!(error, RegionError::Map(_)), "{error}");
     assert!(BellIndex::new(BELLS_MAX).is_none());
 }

@@ -4,7 +4,7 @@
 
 mod pair;
 
-use highwire_mem::{Kind, Lie, LoanBook, PeerMemory, SLOT_BYTES, SlotReader, SlotWriter};
+use highwire_mem::{Kind, Lie, LoanBook, PeerMemory, SLOT_BYTES, SharedMemory, SlotReader, SlotWriter};
 use pair::{Random, Side, inline};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -226,4 +226,37 @@ fn what_was_checked_is_what_is_used() {
         stop.store(true, Ordering::Relaxed);
         assert_eq!(changed, 0, "values passed the check and were others when used");
     });
+}
+
+/// Says something only where it is optimised: a store that the compiler sees is left out when the next one goes to the same
+/// place, as if no other thread could look.
+#[test]
+fn every_copy_happens_though_the_next_one_goes_to_the_same_place() {
+    let (memory, _fd) = SharedMemory::create(4096).unwrap();
+    assert!(first_copy_is_seen::<1>(&memory), "one byte");
+    assert!(first_copy_is_seen::<4>(&memory), "four bytes");
+    assert!(first_copy_is_seen::<8>(&memory), "eight bytes");
+    assert!(first_copy_is_seen::<16>(&memory), "sixteen bytes");
+    assert!(first_copy_is_seen::<64>(&memory), "more than are copied without a call");
+}
+
+/// Whether another thread ever sees the first of two copies to one place.
+fn first_copy_is_seen<const BYTES: usize>(memory: &SharedMemory) -> bool {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for _ in 0..1000 {
+                    memory.copy_in(64, &[1; BYTES]);
+                    memory.copy_in(64, &[2; BYTES]);
+                }
+            }
+        });
+        let (begin, mut found) = (Instant::now(), [0; BYTES]);
+        while !found.contains(&1) && begin.elapsed() < Duration::from_secs(10) {
+            memory.copy_out(64, &mut found);
+        }
+        done.store(true, Ordering::Relaxed);
+        found.contains(&1)
+    })
 }

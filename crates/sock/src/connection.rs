@@ -351,7 +351,7 @@ impl Connection {
     fn write_some(&self, outgoing: &mut Outgoing, bytes: &[u8]) -> Option<io::Result<usize>> {
         let open = !outgoing.fin_sent && !self.reset.load(Relaxed);
         let Some(sender) = outgoing.sender.as_mut().filter(|_| open) else {
-            return Some(Err(self.write_error()));
+            return Some(Err(self.write_error(outgoing)));
         };
         if bytes.is_empty() {
             return Some(Ok(0));
@@ -360,7 +360,7 @@ impl Connection {
             Ok(count) => Some(Ok(count)),
             Err(PostError::NoRoom { .. }) => None,
             Err(PostError::ForkedChild) => return Some(Err(error::forked())),
-            Err(_) => Some(Err(self.write_error())),
+            Err(_) => Some(Err(self.write_error(outgoing))),
         };
         if self.watch.is_descriptor_used() {
             outgoing.written = true;
@@ -381,7 +381,7 @@ impl Connection {
             (None, Some(true), Some(sender)) => match sender.write(bytes) {
                 Ok(count) => Some(Ok(count)),
                 Err(PostError::NoRoom { .. }) => None,
-                Err(_) => Some(Err(self.write_error())),
+                Err(_) => Some(Err(self.write_error(outgoing))),
             },
             (written, ..) => written,
         }
@@ -409,10 +409,17 @@ impl Connection {
         }
     }
 
-    /// Why nothing can be written: a reset that was not told yet, or nobody reads.
+    /// Why nothing can be written: a reset, which is told once as such, or that the stream is closed.
     #[cold]
-    fn write_error(&self) -> io::Error {
-        self.take_error().unwrap_or_else(error::broken_pipe)
+    fn write_error(&self, outgoing: &Outgoing) -> io::Error {
+        if let Some(error) = self.take_error() {
+            return error;
+        }
+        match self.look_to_the_end() {
+            Some(End::Reset(failure @ Some(_))) => error::broken_pipe(failure),
+            _ if outgoing.fin_sent => error::shut_down(),
+            _ => error::broken_pipe(None),
+        }
     }
 
     // ── Waiting ──────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,9 @@ pub(crate) fn connecting(error: ConnectError) -> Error {
         ConnectError::NobodyThere { .. }
         | ConnectError::Refused { .. }
         | ConnectError::Courier { source: CourierError::Closed, .. } => ErrorKind::ConnectionRefused,
-        ConnectError::Denied { .. } | ConnectError::NotAllowed { .. } => ErrorKind::PermissionDenied,
+        ConnectError::Denied { .. } | ConnectError::NotAllowed { .. } | ConnectError::UserNotMapped { .. } => {
+            ErrorKind::PermissionDenied
+        }
         ConnectError::TimedOut { .. } => ErrorKind::TimedOut,
         ConnectError::Version { .. } | ConnectError::Protocol { .. } | ConnectError::BadMemory { .. } => {
             ErrorKind::InvalidData
@@ -68,9 +70,17 @@ pub(crate) fn reset(failure: Option<Failure>) -> Error {
     }
 }
 
-/// Nobody will read it.
-pub(crate) fn broken_pipe() -> Error {
-    Error::new(ErrorKind::BrokenPipe, "the stream is closed for writing: this side shut it down, or the other is gone")
+/// This side said that it writes no more.
+pub(crate) fn shut_down() -> Error {
+    Error::new(ErrorKind::BrokenPipe, "this side shut the stream down for writing")
+}
+
+/// No process will read it: the other side closed the stream, or it was reset for this reason, which was told before.
+pub(crate) fn broken_pipe(reset: Option<Failure>) -> Error {
+    match reset {
+        None => Error::new(ErrorKind::BrokenPipe, "the other side closed the stream"),
+        Some(failure) => Error::new(ErrorKind::BrokenPipe, Broken(failure)),
+    }
 }
 
 pub(crate) fn forked() -> Error {

@@ -268,5 +268,8 @@ impl AsRawFd for Stream {
 }
 
 fn this_process() -> SockAddress {
-    SockAddress::Process { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() }
+    SockAddress::Process {
+        pid: Some(std::process::id()),
+        uid: highwire_mem::mapped_user(rustix::process::geteuid().as_raw()),
+    }
 }

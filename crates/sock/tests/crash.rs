@@ -473,6 +473,9 @@ fn a_host_that_dies_is_a_reset_after_the_time_for_it() {
     let took = since.elapsed();
     assert!(took > death / 2 && took < death + AT_MOST, "told after {took:?}");
     stays_dead(&stream);
+    // The error that was told is not the last to say why.
+    let late = stream.write(b"late").unwrap_err().to_string();
+    assert!(late.contains("nothing was heard of the peer for"), "{late}");
 }
 
 #[test]

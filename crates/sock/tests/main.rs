@@ -6,6 +6,7 @@ mod support;
 mod bulk;
 mod crash;
 mod loops;
+mod namespaces;
 mod oracle;
 mod refusals;
 mod threads;

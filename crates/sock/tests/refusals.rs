@@ -73,6 +73,31 @@ fn nobody_there_is_a_refused_connection() {
 }
 
 #[test]
+fn a_write_that_nobody_will_read_says_which_side_ended_the_stream() {
+    let stage = Stage::open();
+    let listener = sockets(&stage).bind("shm:ends").unwrap();
+    let pair = || {
+        let other = sockets(&stage);
+        std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| other.connect("shm:ends").unwrap());
+            (listener.accept().unwrap().0, connecting.join().unwrap())
+        })
+    };
+    let (mut one, _other) = pair();
+    one.shutdown(Shutdown::Write).unwrap();
+    refused(one.write(b"late"), ErrorKind::BrokenPipe, &["this side shut the stream down"]);
+    let (mut one, other) = pair();
+    drop(other);
+    let mut ended = None;
+    until("a write that fails", || {
+        ended = one.write(b"late").err();
+        ended.is_some()
+    });
+    let text = chain(&ended.expect("just seen"));
+    assert!(text.contains("the other side closed the stream") && !text.contains("this side"), "{text}");
+}
+
+#[test]
 fn a_port_at_which_nobody_answers_times_out() {
     let stage = Stage::open();
     // Somebody who does not understand a word.

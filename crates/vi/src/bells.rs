@@ -1,4 +1,5 @@
-//! The doorbells of one completion queue: a page for each user whose processes talk to it.
+//! The doorbells of one completion queue: a page for each user whose processes talk to it, and one for each process of
+//! users that nothing tells apart.
 
 use highwire_mem::work::Carrier;
 use highwire_mem::{BELLS_MAX, Bell, BellIndex, RegionError, Sleep, SleepOutcome};
@@ -9,16 +10,35 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use crate::host::rendezvous::Name;
 use crate::member::Member;
 use crate::vi::ViId;
 
 /// Rings that are taken from a wire at once; more make it readable again.
 const RINGS_MAX: usize = 1024;
 
-/// One user's page.
+/// The processes that have a page in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BellOwner {
+    /// Those of this user, which could stop each other anyway.
+    User(u32),
+    /// The process of this pair alone: its user is none that this namespace maps, so that another of the same number may
+    /// be another user.
+    Pair(Name),
+}
+
+impl BellOwner {
+    pub(crate) fn new(uid: Option<u32>, pair: Name) -> BellOwner {
+        uid.map_or(BellOwner::Pair(pair), BellOwner::User)
+    }
+}
+
+/// One page, and the bells on it.
 #[derive(Debug)]
 pub(crate) struct BellHome {
-    pub uid: u32,
+    /// Never used again in its queue.
+    pub number: u32,
+    owner: BellOwner,
     pub bell: Bell,
     page: Mutex<Option<Arc<OwnedFd>>>,
     /// Given to peers together with the page.
@@ -29,11 +49,11 @@ pub(crate) struct BellHome {
 }
 
 impl BellHome {
-    fn create(uid: u32, own: bool) -> Result<BellHome, RegionError> {
+    fn create(number: u32, owner: BellOwner, own: bool) -> Result<BellHome, RegionError> {
         let (bell, page) = Bell::create()?;
         let (ears, wire) = crate::ears::wire(own).map_err(|errno| RegionError::Create(errno.into()))?;
         let page = Mutex::new(Some(Arc::new(page)));
-        Ok(BellHome { uid, bell, page, wire, ears, taken: Mutex::default() })
+        Ok(BellHome { number, owner, bell, page, wire, ears, taken: Mutex::default() })
     }
 
     /// The page's descriptor, for peers.
@@ -47,15 +67,18 @@ impl BellHome {
     }
 
     /// A bell that nobody has.
-    pub(crate) fn take_index(&self) -> Option<BellIndex> {
+    fn take_index(&self) -> Option<BellIndex> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let free = (0..BELLS_MAX).find(|index| !taken.contains(index))?;
         taken.insert(free);
         BellIndex::new(free)
     }
 
-    pub(crate) fn return_index(&self, index: BellIndex) {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&index.number());
+    /// Whether no bell is left in use.
+    fn return_index(&self, index: BellIndex) -> bool {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.remove(&index.number());
+        taken.is_empty()
     }
 
     /// Takes what the wire brought, so that it can become readable again.
@@ -82,6 +105,7 @@ pub(crate) struct QueueShared {
     /// True while there are too many members to look at each.
     pub many: AtomicBool,
     homes: RwLock<Vec<Arc<BellHome>>>,
+    next_home: AtomicU32,
     members: Mutex<Vec<Member>>,
     /// Grows with every change of `members` or `homes`.
     pub version: AtomicU32,
@@ -113,6 +137,7 @@ impl QueueShared {
             sleepers: AtomicU32::new(0),
             many: AtomicBool::new(false),
             homes: RwLock::default(),
+            next_home: AtomicU32::new(0),
             members: Mutex::default(),
             version: AtomicU32::new(0),
             local: Mutex::default(),
@@ -143,19 +168,32 @@ impl QueueShared {
         }
     }
 
-    /// The page for processes of user `uid`.
-    pub(crate) fn home(&self, uid: u32) -> Result<Arc<BellHome>, RegionError> {
+    /// The page of these processes, and a bell on it unless all are taken.
+    pub(crate) fn take_bell(&self, owner: BellOwner) -> Result<(Arc<BellHome>, Option<BellIndex>), RegionError> {
         let mut homes = self.homes.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(home) = homes.iter().find(|home| home.uid == uid) {
-            return Ok(home.clone());
+        if let Some(home) = homes.iter().find(|home| home.owner == owner) {
+            return Ok((home.clone(), home.take_index()));
         }
         if homes.len() >= self.users_max {
             return Err(RegionError::SizeLimit { bytes: homes.len() as u64 + 1, limit: self.users_max as u64 });
         }
-        let home = Arc::new(BellHome::create(uid, self.own)?);
+        let number = self.next_home.fetch_add(1, Ordering::Relaxed);
+        let home = Arc::new(BellHome::create(number, owner, self.own)?);
+        let index = home.take_index();
         homes.push(home.clone());
         self.version.fetch_add(1, Ordering::SeqCst);
-        Ok(home)
+        Ok((home, index))
+    }
+
+    /// Gives a bell back. The page of a user stays for its next process; that of one process goes with its last VI, or
+    /// those that come and go would use up the pages.
+    pub(crate) fn return_bell(&self, home: &Arc<BellHome>, index: BellIndex) {
+        // Under the lock with which bells are taken: nobody finds the page in between.
+        let mut homes = self.homes.write().unwrap_or_else(PoisonError::into_inner);
+        if home.return_index(index) && matches!(home.owner, BellOwner::Pair(_)) {
+            homes.retain(|known| !Arc::ptr_eq(known, home));
+            self.version.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     pub(crate) fn homes(&self) -> Vec<Arc<BellHome>> {

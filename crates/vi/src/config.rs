@@ -201,19 +201,21 @@ pub enum Allow {
     /// This process's own user.
     #[default]
     SameUser,
-    /// These users too.
+    /// These users too. A number that stands for all users which this user namespace does not map (65534) names none.
     Users(Vec<u32>),
     /// Anybody.
     Everyone,
 }
 
 impl Allow {
-    pub(crate) fn admits(&self, uid: u32) -> bool {
+    /// `None` is a user that this user namespace does not map: the same as no other, not even as this process's own where
+    /// that is not mapped either.
+    pub(crate) fn admits(&self, uid: Option<u32>) -> bool {
         let own = rustix::process::geteuid().as_raw();
         match self {
-            _ if uid == own => true,
+            _ if uid == Some(own) => true,
             Allow::SameUser => false,
-            Allow::Users(users) => users.contains(&uid),
+            Allow::Users(users) => uid.is_some_and(|uid| users.contains(&uid)),
             Allow::Everyone => true,
         }
     }

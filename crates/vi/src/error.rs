@@ -70,6 +70,15 @@ pub enum RuntimeDirError {
         /// We.
         user: u32,
     },
+    /// This user namespace does not map its owner, whose number many users share.
+    #[error(
+        "the runtime directory {path:?} belongs to a user whom this user namespace does not map, and who could be anybody; \
+         map that user (see /proc/self/uid_map) or set HIGHWIRE_RUNTIME_DIR to a directory of yours"
+    )]
+    OwnerNotMapped {
+        /// The directory.
+        path: PathBuf,
+    },
     /// Others could replace what is in it.
     #[error("the runtime directory {path:?} has mode {mode:03o}: others may write it; run chmod 700 {path:?}")]
     WritableByOthers {
@@ -159,8 +168,19 @@ pub enum ConnectError {
         /// Whose process it is.
         uid: u32,
     },
+    /// The process that listens there belongs to a user that this user namespace does not map.
+    #[error(
+        "{address:?} is served by a user whom this user namespace does not map, and who could be anybody; map that user \
+         (see /proc/self/uid_map) or allow everyone"
+    )]
+    UserNotMapped {
+        /// The address.
+        address: String,
+    },
     /// It did not answer in time.
-    #[error("{address:?} did not answer within {timeout:?}; is its process accepting?")]
+    #[error(
+        "{address:?} did not answer within {timeout:?}; is its process accepting, or out of descriptors (ulimit -n)?"
+    )]
     TimedOut {
         /// The address.
         address: String,
@@ -238,7 +258,7 @@ pub enum AcceptError {
     #[error("nobody connected within {0:?}")]
     TimedOut(Duration),
     /// The listening socket failed.
-    #[error("the listening socket failed: {0}")]
+    #[error("the listening socket failed: {0}; is the descriptor limit (ulimit -n) exhausted?")]
     Socket(#[source] io::Error),
     /// The port of an adapter failed.
     #[error(transparent)]

@@ -101,7 +101,7 @@ fn half_dropped(member: &HostMember, rope: &BellRope) {
     }
     // Whatever it waits for, it is to know.
     rope.ring(News::End);
-    member.home.return_index(member.bell);
+    member.queue.return_bell(&member.home, member.bell);
     // Whoever announces something in the block has done so, or sees that it is left.
     drop(member.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
     let areas = std::mem::take(&mut *member.areas.lock().unwrap_or_else(PoisonError::into_inner));

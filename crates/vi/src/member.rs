@@ -121,10 +121,10 @@ impl Member {
         }
     }
 
-    /// The user and the number of the bell that its peer rings. An adapter rings locally.
+    /// The page and the number of the bell that its peer rings. An adapter rings locally.
     pub(crate) fn bell(&self) -> Option<(u32, u32)> {
         match self {
-            Member::Host(member) => Some((member.home.uid, member.bell.number())),
+            Member::Host(member) => Some((member.home.number, member.bell.number())),
             Member::Wire(_) => None,
         }
     }

@@ -15,8 +15,8 @@ use crate::vi::Vi;
 use crate::wire::{Calling, is_reliable};
 use highwire_mem::work::Wire;
 use highwire_mem::{
-    BlockShape, Credentials, Exported, Pool, Process, Region, RegionError, Tag, Watcher, heavy_barrier_available,
-    kernel_check,
+    BlockShape, Credentials, Exported, Pool, Process, ProcessIdentity, Region, RegionError, Tag, Watcher,
+    heavy_barrier_available, kernel_check,
 };
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -264,18 +264,28 @@ impl NicInner {
     }
 
     /// A living peer of this pair, and of this process and user.
-    pub(crate) fn known_pair(&self, pair: Name, credentials: Credentials) -> Option<Arc<Peer>> {
+    pub(crate) fn known_pair(
+        &self,
+        pair: Name,
+        credentials: Credentials,
+        identity: Option<ProcessIdentity>,
+    ) -> Option<Arc<Peer>> {
         let peer = self.peers().get(&pair).and_then(Weak::upgrade)?;
-        (!peer.is_gone() && peer.credentials == credentials).then_some(peer)
+        (!peer.is_gone() && peer.is_process(credentials, identity)).then_some(peer)
     }
 
     /// A living peer that is this Nic.
-    pub(crate) fn known_peer(&self, nic: Name, credentials: Credentials) -> Option<Arc<Peer>> {
+    pub(crate) fn known_peer(
+        &self,
+        nic: Name,
+        credentials: Credentials,
+        identity: Option<ProcessIdentity>,
+    ) -> Option<Arc<Peer>> {
         let peers: Vec<_> = self.peers().values().filter_map(Weak::upgrade).collect();
         // The initiator of a pair in one process and its acceptor have the same Nic name, and only
         // one of the two can be looked up by it: a Nic that connects to itself makes a pair a VI.
         let other = |peer: &Arc<Peer>| peer.nic == nic && nic != self.name;
-        peers.into_iter().find(|peer| other(peer) && !peer.is_gone() && peer.credentials == credentials)
+        peers.into_iter().find(|peer| other(peer) && !peer.is_gone() && peer.is_process(credentials, identity))
     }
 
     pub(crate) fn introduce(&self, made: Introduction) -> std::io::Result<Arc<Peer>> {

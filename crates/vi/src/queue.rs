@@ -156,7 +156,7 @@ impl CompletionQueue {
         let many = self.many.as_mut()?;
         for home in &self.homes {
             home.bell.take(|index| {
-                if let Some(member) = many.by_bell.get(&(home.uid, index.number())) {
+                if let Some(member) = many.by_bell.get(&(home.number, index.number())) {
                     activate(&mut many.active, member);
                 }
             });

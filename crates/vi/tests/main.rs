@@ -5,10 +5,12 @@ mod support;
 
 mod crash;
 mod delivery;
+mod descriptors;
 mod fork;
 mod hostile;
 mod in_place;
 mod lies;
+mod namespaces;
 mod oracle;
 mod other_users;
 mod posts;

@@ -41,7 +41,7 @@ fn nobody_connects_to(allow: Allow, play: fn(&Stage)) {
         let mut line = Line::new(vi);
         assert_eq!(
             (line.vi.peer().process().unwrap().uid, line.vi.peer().process().unwrap().pid),
-            (NOBODY, nobody.pid()),
+            (Some(NOBODY), Some(nobody.pid().unsigned_abs())),
             "as the kernel says"
         );
         for (seed, size) in [50, 9000, 70_000].into_iter().enumerate() {
@@ -59,7 +59,7 @@ fn exchanges(stage: &Stage) {
     let nic = nic(stage);
     let options = ViOptions::new().allow(Allow::Users(vec![0]));
     let mut line = Line::connect_with(&nic, &address(stage), &options);
-    assert_eq!(line.vi.peer().process().unwrap().uid, 0);
+    assert_eq!(line.vi.peer().process().unwrap().uid, Some(0));
     for (seed, size) in [50, 9000, 70_000].into_iter().enumerate() {
         line.vi.post_send(Message::new(0).payload(buffer_of(&nic, &bytes(seed as u64, size)))).unwrap();
         line.vi.post_recv(Receive::new(0).into(buffer(&nic, size))).unwrap();

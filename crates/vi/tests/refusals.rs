@@ -109,7 +109,7 @@ fn where_nobody_listens_or_answers_the_error_says_so() {
     let start = Instant::now();
     let error = nic.connect("shm:busy").unwrap_err();
     assert!(matches!(&error, ConnectError::TimedOut { timeout, .. } if *timeout == A_WHILE), "{error}");
-    assert!(error.to_string().contains("is its process accepting?"), "{error}");
+    assert!(error.to_string().contains("is its process accepting"), "{error}");
     assert!(start.elapsed() >= A_WHILE && start.elapsed() < PATIENCE);
     let start = Instant::now();
     let error = listener.accept(A_WHILE).unwrap_err();
@@ -210,6 +210,7 @@ fn every_refusal_reaches_the_connecting_side_in_words() {
         "memory handed over",
         "no room",
         "malformed",
+        "no descriptor is left",
     ];
     for (number, words) in words.into_iter().enumerate() {
         let error = answered_by(|listener| {
@@ -224,7 +225,7 @@ fn every_refusal_reaches_the_connecting_side_in_words() {
         assert!(matches!(&error, ConnectError::Refused { .. }), "{error}");
         assert!(error.to_string().contains(words), "{number}: {error}");
     }
-    for number in [0, 8, u32::MAX] {
+    for number in [0, 9, u32::MAX] {
         let error = answered_by(|listener| {
             let caller = next_caller(&listener);
             caller.say(&Letter { flags: number, ..Letter::honest(REFUSE) }, &[]);

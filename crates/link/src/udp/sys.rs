@@ -196,16 +196,17 @@ impl Incoming {
         assert_eq!(heads.len(), landing.cut.heads(place), "as much room for heads as there are");
         self.pieces.clear();
         let (mut head_at, mut place_at) = (heads.as_mut_ptr(), landing.place.as_mut_ptr());
+        let (heads_end, place_end) = (heads.as_mut_ptr_range().end, landing.place.as_mut_ptr_range().end);
         for (head, payload) in landing.cut.slots(place) {
             self.pieces.push(iovec { iov_base: head_at.cast(), iov_len: head.len() });
             self.pieces.push(iovec { iov_base: place_at.cast(), iov_len: payload.len() });
-            // SAFETY: slots cover all heads and all of the place one behind the other and no more, so that these
-            // end at most one byte behind them.
-            (head_at, place_at) = unsafe { (head_at.add(head.len()), place_at.add(payload.len())) };
+            (head_at, place_at) = (head_at.wrapping_add(head.len()), place_at.wrapping_add(payload.len()));
         }
+        assert!(head_at == heads_end && place_at == place_end, "the pieces are all heads and all of the place");
         self.pieces.push(iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
         // SAFETY: the pieces are the heads, the place and the spill, each of them once, which are borrowed mutably
-        // for longer than this call.
+        // for longer than this call: heads and payloads follow one another without a gap and end where the buffers end,
+        // as was asserted just now.
         unsafe { receive_into(socket, &mut self.pieces) }
     }
 

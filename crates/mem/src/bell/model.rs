@@ -49,12 +49,12 @@ impl Sides {
     }
 
     fn writer(&self) -> SlotWriter {
-        let (own, peer) = (OwnMemory(self.writer.clone()), PeerMemory(self.reader.clone()));
+        let (own, peer) = (OwnMemory(self.writer.clone()), PeerMemory::of(self.reader.clone()));
         SlotWriter::new(own, self.block, peer, self.block, START, true)
     }
 
     fn reader(&self) -> SlotReader {
-        let (own, peer) = (OwnMemory(self.reader.clone()), PeerMemory(self.writer.clone()));
+        let (own, peer) = (OwnMemory(self.reader.clone()), PeerMemory::of(self.writer.clone()));
         SlotReader::new(own, self.block, peer, self.block, START, true)
     }
 }
@@ -411,8 +411,8 @@ fn payloads_come_back_after_the_last_look() {
     check(3, || {
         let sides = Sides::new();
         let (mut writer, mut reader) = (sides.writer(), sides.reader());
-        let (payload, seen) = (OwnMemory(sides.writer.clone()), PeerMemory(sides.writer.clone()));
-        let mut book = LoanBook::new(PeerMemory(sides.reader.clone()), sides.block);
+        let (payload, seen) = (OwnMemory(sides.writer.clone()), PeerMemory::of(sides.writer.clone()));
+        let mut book = LoanBook::new(PeerMemory::of(sides.reader.clone()), sides.block);
         let mut log = ReleaseLog::new(OwnMemory(sides.reader.clone()), sides.block);
         payload.copy_in(PAYLOAD_AT, &[7; 4]);
         let first = publish(&mut writer, 1);
@@ -451,7 +451,7 @@ fn an_honest_reader_is_never_called_a_liar() {
     check(3, || {
         let sides = Sides::new();
         let (mut writer, mut reader) = (sides.writer(), sides.reader());
-        let mut book = LoanBook::new(PeerMemory(sides.reader.clone()), sides.block);
+        let mut book = LoanBook::new(PeerMemory::of(sides.reader.clone()), sides.block);
         let mut log = ReleaseLog::new(OwnMemory(sides.reader.clone()), sides.block);
         publish(&mut writer, 1);
         publish(&mut writer, 2);

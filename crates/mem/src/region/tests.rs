@@ -173,9 +173,10 @@ fn what_is_handed_over_can_only_be_read() {
     let region = Region::create(16384, Tag(1)).unwrap();
     let mut buffer = region.slice(0..16384).unwrap();
     buffer.fill(3);
-    assert_unchangeable(&region, 16384);
+    assert_unchangeable(region.descriptor().unwrap(), 16384);
 
-    let peer = RemoteRegion::adopt(copy_of(&region), RegionKind::Registered, Tag(1), 16384, LIMIT).unwrap();
+    let peer = RemoteRegion::adopt(copy_of(region.descriptor().unwrap()), RegionKind::Registered, Tag(1), 16384, LIMIT)
+        .unwrap();
     assert!(peer.writable().is_none());
     assert!(peer.frozen_bytes(0, 10).is_none(), "its owner may still change it");
     buffer[100] = 4;
@@ -206,6 +207,28 @@ fn what_is_frozen_cannot_be_written_by_anyone() {
     assert!(peer.writable().is_none());
 }
 
+/// A slice of it must not change, and until it is frozen only its descriptor is in the way of that.
+#[test]
+fn a_region_that_is_yet_to_be_frozen_hands_out_nothing_to_write_it_by() {
+    let region = Region::create_freezable(4096, Tag(1)).unwrap();
+    let buffer = region.slice(0..4096).unwrap();
+    let bytes: &[u8] = &buffer;
+    if let Ok(descriptor) = region.descriptor() {
+        let words = crate::Words::adopt(copy_of(descriptor), 4096 / 128).map(|words| words.store(0, 0x4141));
+        let written = std::os::unix::fs::FileExt::write_at(&File::from(copy_of(descriptor)), b"Z", 100);
+        panic!("written as words: {words:?}, as a file: {written:?}, by safe code: {:?}", (bytes[0], bytes[100]));
+    }
+    assert!(matches!(region.descriptor(), Err(RegionError::NotFrozen)));
+    assert!(matches!(buffer.region().descriptor(), Err(RegionError::NotFrozen)));
+    drop(buffer);
+    assert_unchangeable(region.freeze().unwrap(), 4096);
+    // One that cannot be frozen is sealed from the beginning.
+    let region = Region::create(4096, Tag(1)).unwrap();
+    let _buffer = region.slice(0..4096).unwrap();
+    assert!(crate::Words::adopt(copy_of(region.descriptor().unwrap()), 4096 / 128).is_err());
+    assert_unchangeable(region.descriptor().unwrap(), 4096);
+}
+
 #[test]
 fn a_region_in_use_is_not_frozen_and_stays_as_it_was() {
     let (region, error) = Region::create(4096, Tag(1)).unwrap().freeze().unwrap_err();
@@ -220,7 +243,7 @@ fn a_region_in_use_is_not_frozen_and_stays_as_it_was() {
 
     // Somebody else has mapped it writable: the kernel refuses the seal, and nothing is lost.
     drop(buffer);
-    let elsewhere = Mapping::of(&region, 4096, true).unwrap();
+    let elsewhere = Mapping::of(&region.inner.fd, 4096, true).unwrap();
     let (region, error) = region.freeze().unwrap_err();
     assert!(matches!(error, RegionError::Create(_)), "{error}");
     assert_eq!(region.slice(0..10).unwrap()[0], 1);
@@ -266,13 +289,69 @@ fn each_missing_seal_is_noticed() {
 }
 
 #[test]
+fn memory_of_huge_pages_is_refused() {
+    const HUGE: usize = 2 << 20;
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING | rustix::fs::MemfdFlags::CLOEXEC;
+    let of_huge_pages = |seals| {
+        let fd = rustix::fs::memfd_create("huge", flags | rustix::fs::MemfdFlags::HUGETLB)?;
+        rustix::fs::ftruncate(&fd, HUGE as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        Ok::<OwnedFd, Errno>(fd)
+    };
+    let bytes = HUGE as u64;
+    for (kind, seals) in [
+        (RegionKind::Registered, SEALS_OWN),
+        (RegionKind::Frozen, SEALS_FROZEN),
+        (RegionKind::Exported, SEALS_EXPORTED),
+    ] {
+        let fd = match of_huge_pages(seals) {
+            Ok(fd) => fd,
+            Err(errno) => return eprintln!("SKIPPED: memory_of_huge_pages_is_refused: this kernel has none: {errno}"),
+        };
+        let error = RemoteRegion::adopt(copy_of(&fd), kind, Tag(1), bytes, 2 * bytes).unwrap_err();
+        assert!(matches!(error, RegionError::HugePages), "{kind:?}: {error}");
+        let others = [
+            crate::SharedMemory::adopt(fd.as_fd(), HUGE).map(drop),
+            PeerMemory::borrow(fd.as_fd(), bytes, bytes).map(drop),
+            crate::Words::adopt(copy_of(&fd), HUGE / 128).map(drop),
+        ];
+        for outcome in others {
+            let error = outcome.unwrap_err();
+            assert!(matches!(error, RegionError::HugePages), "{kind:?}: {error}");
+        }
+        if kind == RegionKind::Registered {
+            let error = PeerRegion::adopt(fd, bytes, bytes).unwrap_err();
+            assert!(matches!(error, RegionError::HugePages), "{error}");
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_locked_is_given_back_as_well() {
+    let (memory, fd) = crate::SharedMemory::create(8192).unwrap();
+    memory.copy_in(0, &[7; 8192]);
+    // SAFETY: this mapping's pages, whose content it does not change.
+    if let Err(errno) = unsafe { rustix::mm::mlock(memory.pointer(0, 8192).cast(), 8192) } {
+        return eprintln!("SKIPPED: memory_that_is_locked_is_given_back_as_well: nothing may be locked here: {errno}");
+    }
+    let blocks = || rustix::fs::fstat(&fd).unwrap().st_blocks;
+    let before = blocks();
+    memory.give_back(4096, 4096);
+    let mut found = [0; 8192];
+    memory.copy_out(0, &mut found);
+    assert!(found[..4096] == [7; 4096] && found[4096..] == [0; 4096]);
+    memory.give_back(0, 8192);
+    assert!(blocks() < before, "{before} blocks before, {} now", blocks());
+}
+
+#[test]
 fn a_region_of_another_kind_is_refused() {
     let registered = Region::create(4096, Tag(1)).unwrap();
     let exported = Exported::create(4096, Tag(1)).unwrap();
     let frozen = Region::create_freezable(4096, Tag(1)).unwrap().freeze().unwrap();
     let adopt = |fd: BorrowedFd<'_>, kind| RemoteRegion::adopt(copy_of(fd), kind, Tag(1), 4096, LIMIT);
     for (fd, kind) in [
-        (registered.as_fd(), RegionKind::Frozen),
+        (registered.descriptor().unwrap(), RegionKind::Frozen),
         (exported.as_fd(), RegionKind::Registered),
         (exported.as_fd(), RegionKind::Frozen),
         (frozen.as_fd(), RegionKind::Registered),
@@ -281,7 +360,7 @@ fn a_region_of_another_kind_is_refused() {
         assert!(matches!(error, RegionError::Unsealed { .. }), "{kind:?}: {error}");
     }
     // Sealed more than an exported region must be: it is the mapping that fails then.
-    for fd in [registered.as_fd(), frozen.as_fd()] {
+    for fd in [registered.descriptor().unwrap(), frozen.as_fd()] {
         let error = adopt(fd, RegionKind::Exported).unwrap_err();
         assert!(matches!(error, RegionError::Map(_)), "{error}");
     }
@@ -350,11 +429,11 @@ fn a_header_of_another_version_is_refused() {
 #[test]
 fn an_own_region_says_what_it_is() {
     let own = OwnRegion::create(8192).unwrap();
-    own.note_cpu(3);
+    own.memory().note_cpu(3);
     let peer = PeerRegion::adopt(copy_of(&own), 8192, LIMIT).unwrap();
     assert_eq!(peer.memory().load64(REGION_LENGTH_AT), 8192);
     assert_eq!(peer.cpu(), 3);
-    own.note_cpu(u32::MAX);
+    own.memory().note_cpu(u32::MAX);
     assert_eq!(peer.cpu(), u32::MAX);
 }
 
@@ -366,7 +445,8 @@ fn a_payload_is_read_in_place_to_its_last_byte() {
     for (index, byte) in buffer.iter_mut().enumerate() {
         *byte = index as u8;
     }
-    let peer = RemoteRegion::adopt(copy_of(&region), RegionKind::Registered, Tag(1), 4099, LIMIT).unwrap();
+    let peer = RemoteRegion::adopt(copy_of(region.descriptor().unwrap()), RegionKind::Registered, Tag(1), 4099, LIMIT)
+        .unwrap();
     let bytes = PeerBytes::new(peer.memory(), 4090, 9).unwrap();
     assert_eq!(bytes.to_vec(), buffer[4090..]);
     assert!((0..9).all(|at| bytes.byte(at) == buffer[4090 + at]));
@@ -399,7 +479,10 @@ fn every_length_is_copied_whole_and_no_further() {
 #[test]
 fn words_outside_a_mapping_are_never_touched() {
     let region = Region::create(4098, Tag(1)).unwrap();
-    let memory = RemoteRegion::adopt(copy_of(&region), RegionKind::Registered, Tag(1), 4098, LIMIT).unwrap().memory();
+    let memory =
+        RemoteRegion::adopt(copy_of(region.descriptor().unwrap()), RegionKind::Registered, Tag(1), 4098, LIMIT)
+            .unwrap()
+            .memory();
     let refuses = |look: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(look)).is_err();
     assert!(refuses(&|| _ = memory.load32(4096)), "two bytes of it are outside");
     assert!(refuses(&|| _ = memory.load64(4096)));

@@ -10,7 +10,7 @@
 //!
 //! The socket of the first VI between two Nics stays, as the pair's; those of later VIs are closed.
 
-use crate::bells::{BellHome, QueueShared};
+use crate::bells::{BellHome, BellOwner, QueueShared};
 use crate::config::{Config, ViOptions};
 use crate::error::ConnectError;
 use crate::host::Parts;
@@ -21,7 +21,7 @@ use crate::nic::NicInner;
 use crate::vi::Vi;
 use highwire_mem::{
     BellIndex, BellPage, Block, BlockShape, Courier, CourierError, Credentials, Extents, LAYOUT_VERSION, OwnRegion,
-    PeerRegion, deadline, heavy_barrier_available,
+    PeerRegion, ProcessIdentity, RegionError, deadline, heavy_barrier_available,
 };
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -46,10 +46,9 @@ struct BellLease {
 }
 
 impl BellLease {
-    fn take(queue: &Arc<QueueShared>, uid: u32) -> Result<BellLease, ConnectError> {
-        let home = queue.home(uid)?;
-        let index =
-            home.take_index().ok_or(ConnectError::NoRoom("a completion queue watches at most 4096 VIs of a user"))?;
+    fn take(queue: &Arc<QueueShared>, owner: BellOwner) -> Result<BellLease, ConnectError> {
+        let (home, index) = queue.take_bell(owner)?;
+        let index = index.ok_or(ConnectError::NoRoom("a completion queue watches at most 4096 VIs of a user"))?;
         Ok(BellLease { queue: queue.clone(), page: home.page(), home, index: Some(index) })
     }
 
@@ -61,7 +60,7 @@ impl BellLease {
 impl Drop for BellLease {
     fn drop(&mut self) {
         if let Some(index) = self.index.take() {
-            self.home.return_index(index);
+            self.queue.return_bell(&self.home, index);
         }
     }
 }
@@ -146,8 +145,8 @@ struct Theirs {
     page: Option<BellPage>,
 }
 
-fn adopt(half: &Half, descriptors: Vec<OwnedFd>, config: &Config) -> Result<Theirs, highwire_mem::RegionError> {
-    let missing = || highwire_mem::RegionError::WrongHeader;
+fn adopt(half: &Half, descriptors: Vec<OwnedFd>, config: &Config) -> Result<Theirs, RegionError> {
+    let missing = || RegionError::WrongHeader;
     let mut descriptors = descriptors.into_iter();
     let region = match half.new_pair {
         true => Some(PeerRegion::adopt(
@@ -167,6 +166,26 @@ fn adopt(half: &Half, descriptors: Vec<OwnedFd>, config: &Config) -> Result<Thei
     Ok(Theirs { region, page })
 }
 
+/// Why the halves were not joined.
+enum Unjoined {
+    /// The other side's half cannot be.
+    Theirs(Refusal),
+    /// A system call failed on this side.
+    Ours(CourierError),
+}
+
+impl From<Refusal> for Unjoined {
+    fn from(refusal: Refusal) -> Unjoined {
+        Unjoined::Theirs(refusal)
+    }
+}
+
+impl From<std::io::Error> for Unjoined {
+    fn from(error: std::io::Error) -> Unjoined {
+        Unjoined::Ours(Errno::from_io_error(&error).unwrap_or(Errno::IO).into())
+    }
+}
+
 /// Joins the two halves.
 struct Joining<'a> {
     nic: &'a Arc<NicInner>,
@@ -180,6 +199,7 @@ struct Joining<'a> {
     pair: Name,
     new_page: bool,
     credentials: Credentials,
+    identity: Option<ProcessIdentity>,
 }
 
 impl Joining<'_> {
@@ -203,12 +223,12 @@ impl Joining<'_> {
     }
 
     /// The peer, made if the pair is new, and everything that the VI needs of it.
-    fn join(mut self, half: &Half, theirs: Theirs, courier: &Arc<Courier>) -> Result<(Vi, bool), Refusal> {
+    fn join(mut self, half: &Half, theirs: Theirs, courier: &Arc<Courier>) -> Result<(Vi, bool), Unjoined> {
         // Everything is judged before the pair is made, so that a refusal can still be sent.
         let their_bytes = match (&self.side, &theirs.region) {
             (Side::Known(peer), _) => peer.theirs().len(),
             (Side::New { .. }, Some(region)) => region.memory().len(),
-            (Side::New { .. }, None) => return Err(Refusal::BadMemory),
+            (Side::New { .. }, None) => return Err(Refusal::BadMemory.into()),
         };
         let peer_block = Block::new(half.block_offset, self.shape, their_bytes).ok_or(Refusal::Limits)?;
         let their_bell = BellIndex::new(half.bell).ok_or(Refusal::Limits)?;
@@ -217,16 +237,17 @@ impl Joining<'_> {
             Side::New { .. } => false,
         };
         if theirs.page.is_none() && !known_page {
-            return Err(Refusal::BadMemory);
+            return Err(Refusal::BadMemory.into());
         }
         let peer = match self.side {
             Side::Known(peer) => peer,
             Side::New { own, extents } => {
-                let pidfd = courier.pidfd(self.credentials).map_err(|_| Refusal::BadMemory)?;
+                let pidfd = courier.pidfd(self.credentials).map_err(Unjoined::Ours)?;
                 let made = Introduction {
                     pair: self.pair,
                     nic: half.nic,
                     credentials: self.credentials,
+                    identity: self.identity,
                     fences: half.needs_fences,
                     own,
                     extents,
@@ -234,13 +255,13 @@ impl Joining<'_> {
                     courier: courier.clone(),
                     pidfd,
                 };
-                self.nic.introduce(made).map_err(|_| Refusal::NoRoom)?
+                self.nic.introduce(made)?
             }
         };
         let page = match theirs.page {
             // It goes with the VI.
             Some(page) if half.own_page => page,
-            Some(page) if !peer.enter_page(half.queue, page.clone()) => return Err(Refusal::NoRoom),
+            Some(page) if !peer.enter_page(half.queue, page.clone()) => return Err(Refusal::NoRoom.into()),
             Some(page) => page,
             None => peer.page(half.queue).ok_or(Refusal::BadMemory)?,
         };
@@ -317,8 +338,12 @@ fn connect_once(
     let courier = Arc::new(Courier::connect(path, timeout).map_err(failed)?);
     let credentials = courier.credentials().map_err(failed)?;
     if !options.allow.admits(credentials.uid) {
-        return Err(ConnectError::NotAllowed { address: named(), uid: credentials.uid });
+        return Err(match credentials.uid {
+            Some(uid) => ConnectError::NotAllowed { address: named(), uid },
+            None => ConnectError::UserNotMapped { address: named() },
+        });
     }
+    let identity = courier.identity(credentials).map_err(failed)?;
     let mut bytes = [0; MESSAGE_BYTES];
     let (length, _) = courier.receive(&mut bytes, timeout).map_err(failed)?;
     let their_nic = match Rendezvous::decode(&bytes[..length]) {
@@ -329,11 +354,11 @@ fn connect_once(
         Some(Rendezvous::Refuse { reason, .. }) => return Err(ConnectError::Refused { address: named(), reason }),
         _ => return Err(strange("it did not greet")),
     };
-    let known = if new_pair { None } else { nic.known_peer(their_nic, credentials) };
+    let known = if new_pair { None } else { nic.known_peer(their_nic, credentials, identity) };
     let pair = known.as_ref().map_or_else(random_name, |peer| peer.pair);
     let queue = nic.queue_for(options);
-    let lease = BellLease::take(&queue, credentials.uid)?;
-    let new_page = options.own_bell || known.as_ref().is_none_or(|peer| !peer.page_given(queue.id));
+    let lease = BellLease::take(&queue, BellOwner::new(credentials.uid, pair))?;
+    let new_page = options.own_bell || known.as_ref().is_none_or(|peer| !peer.page_given(queue.id, lease.home.number));
     let mut side = match known {
         Some(peer) => Side::Known(peer),
         None => Side::new(config)?,
@@ -354,6 +379,7 @@ fn connect_once(
         pair,
         new_page,
         credentials,
+        identity,
     };
     let handed = descriptors(&joining.side, &joining.lease, new_page);
     courier.send(&Rendezvous::connect(joining.half()).encode(), &handed, timeout).map_err(failed)?;
@@ -369,18 +395,21 @@ fn connect_once(
         _ => return Err(strange("it did not answer the request")),
     };
     let ours = joining.half();
+    let page_number = joining.lease.home.number;
     if (half.nic, half.pair, half.new_pair, half.serial) != (their_nic, pair, ours.new_pair, serial) {
         return Err(strange("its answer is for somebody else"));
     }
     let theirs =
         adopt(&half, descriptors, config).map_err(|source| ConnectError::BadMemory { address: named(), source })?;
-    let (vi, new_page) =
-        joining.join(&half, theirs, &courier).map_err(|reason| ConnectError::Refused { address: named(), reason })?;
+    let (vi, new_page) = joining.join(&half, theirs, &courier).map_err(|unjoined| match unjoined {
+        Unjoined::Theirs(_) => strange("its half of the connection cannot be"),
+        Unjoined::Ours(source) => failed(source),
+    })?;
     if new_page
         && !options.own_bell
         && let Some(peer) = vi.peer_handle()
     {
-        peer.set_page_given(queue.id);
+        peer.set_page_given(queue.id, page_number);
     }
     Ok(vi)
 }
@@ -412,17 +441,24 @@ pub(crate) fn answer(
     if half.serial >= 1 << 30 || half.first_index > FIRST_INDEX_MAX {
         return Err(Refusal::Malformed);
     }
-    let credentials = courier.credentials().map_err(|_| Refusal::Malformed)?;
-    let theirs = adopt(&half, descriptors_given, &nic.config).map_err(|_| Refusal::BadMemory)?;
+    let credentials = courier.credentials().map_err(|error| Refusal::of_courier(&error))?;
+    let identity = courier.identity(credentials).map_err(|error| Refusal::of_courier(&error))?;
+    let theirs = adopt(&half, descriptors_given, &nic.config).map_err(|error| Refusal::of_region(&error))?;
+    let ours = |error: ConnectError| match error {
+        ConnectError::Region(RegionError::Create(error) | RegionError::Map(error)) => {
+            Refusal::of_errno(Errno::from_io_error(&error))
+        }
+        _ => Refusal::NoRoom,
+    };
     let mut side = if half.new_pair {
-        Side::new(&nic.config).map_err(|_| Refusal::NoRoom)?
+        Side::new(&nic.config).map_err(ours)?
     } else {
-        Side::Known(nic.known_pair(half.pair, credentials).ok_or(Refusal::UnknownPair)?)
+        Side::Known(nic.known_pair(half.pair, credentials, identity).ok_or(Refusal::UnknownPair)?)
     };
     let queue = nic.queue_for(options);
-    let lease = BellLease::take(&queue, credentials.uid).map_err(|_| Refusal::NoRoom)?;
+    let lease = BellLease::take(&queue, BellOwner::new(credentials.uid, half.pair)).map_err(ours)?;
     let new_page = match &side {
-        Side::Known(peer) => options.own_bell || !peer.page_given(queue.id),
+        Side::Known(peer) => options.own_bell || !peer.page_given(queue.id, lease.home.number),
         Side::New { .. } => true,
     };
     let block = prepare(&mut side, shape, half.first_index, half.serial).map_err(|_| Refusal::NoRoom)?;
@@ -438,22 +474,27 @@ pub(crate) fn answer(
         pair: half.pair,
         new_page,
         credentials,
+        identity,
     };
     let reply = Rendezvous::accept(joining.half()).encode();
     let handed: Vec<OwnedFd> = descriptors(&joining.side, &joining.lease, new_page)
         .into_iter()
         .map(|fd| fd.try_clone_to_owned())
         .collect::<Result<_, _>>()
-        .map_err(|_| Refusal::NoRoom)?;
-    let (vi, new_page) = joining.join(&half, theirs, courier)?;
+        .map_err(|error: std::io::Error| Refusal::of_errno(Errno::from_io_error(&error)))?;
+    let page_number = joining.lease.home.number;
+    let (vi, new_page) = joining.join(&half, theirs, courier).map_err(|unjoined| match unjoined {
+        Unjoined::Theirs(refusal) => refusal,
+        Unjoined::Ours(error) => Refusal::of_courier(&error),
+    })?;
     let handed: Vec<BorrowedFd<'_>> = handed.iter().map(AsFd::as_fd).collect();
     // The VI is there before the other side knows: it may send at once.
-    courier.send(&reply, &handed, REPLY_TIMEOUT).map_err(|_| Refusal::Malformed)?;
+    courier.send(&reply, &handed, REPLY_TIMEOUT).map_err(|error| Refusal::of_courier(&error))?;
     if new_page
         && !options.own_bell
         && let Some(peer) = vi.peer_handle()
     {
-        peer.set_page_given(queue.id);
+        peer.set_page_given(queue.id, page_number);
     }
     Ok(vi)
 }

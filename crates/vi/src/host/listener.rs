@@ -168,8 +168,8 @@ impl HostListener {
                     half_open.swap_remove(index);
                     continue;
                 }
-                Err(_) => {
-                    handover::refuse(&courier, Refusal::Malformed);
+                Err(error) => {
+                    handover::refuse(&courier, Refusal::of_courier(&error));
                     half_open.swap_remove(index);
                     continue;
                 }

@@ -5,8 +5,8 @@ use crate::host::member::{STATE_OPEN, state_word};
 use crate::host::rendezvous::{MESSAGE_BYTES, Name, Rendezvous};
 use highwire_mem::{
     BellPage, Block, BlockShape, Courier, CourierError, Credentials, Exported, Extents, Frozen, Lie, OwnMemory,
-    OwnRegion, PeerMemory, PeerRegion, Process, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion, Tag, WatchKey,
-    Watcher,
+    OwnRegion, PeerMemory, PeerRegion, Process, ProcessIdentity, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion,
+    Tag, WatchKey, Watcher,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -62,10 +62,11 @@ pub(crate) struct Peer {
     pub pair: Name,
     pub nic: Name,
     pub credentials: Credentials,
+    identity: Option<ProcessIdentity>,
     pub config: Arc<Config>,
     /// The other side's sleepers rely on our fences.
     pub fences: bool,
-    own: OwnRegion,
+    own: OwnMemory,
     region: PeerRegion,
     courier: Arc<Courier>,
     gone: AtomicBool,
@@ -78,8 +79,8 @@ pub(crate) struct Peer {
     given: Mutex<HashSet<u32>>,
     /// Pages of the other side's queues, by queue.
     pages: Mutex<HashMap<u64, BellPage>>,
-    /// Our queues whose page the other side has.
-    pages_given: Mutex<HashSet<u64>>,
+    /// Our queues whose page the other side has, and the page's number in its queue.
+    pages_given: Mutex<HashMap<u64, u32>>,
     queues: Mutex<Vec<Weak<QueueShared>>>,
     watcher: Arc<Watcher>,
     keys: Mutex<Vec<WatchKey>>,
@@ -90,12 +91,15 @@ pub(crate) struct Introduction {
     pub pair: Name,
     pub nic: Name,
     pub credentials: Credentials,
+    /// What tells its process from others, if anything does.
+    pub identity: Option<ProcessIdentity>,
     pub fences: bool,
     pub own: OwnRegion,
     pub extents: Extents,
     pub region: PeerRegion,
     pub courier: Arc<Courier>,
-    pub pidfd: OwnedFd,
+    /// None where the kernel gives none; the hang-up of the socket is all that tells of a death then.
+    pub pidfd: Option<OwnedFd>,
 }
 
 impl Peer {
@@ -110,15 +114,17 @@ impl Peer {
         budget: Arc<PayloadBudget>,
         watcher: Arc<Watcher>,
     ) -> std::io::Result<Arc<Peer>> {
-        let Introduction { pair, nic, credentials, fences, own, extents, region, courier, pidfd } = made;
+        let Introduction { pair, nic, credentials, identity, fences, own, extents, region, courier, pidfd } = made;
         let peer = Arc::new(Peer {
             process: Process::current(),
             pair,
             nic,
             credentials,
+            identity,
             config,
             fences,
-            own,
+            // The listener has a copy of the descriptor by now where it is still to be sent.
+            own: own.into_memory(),
             region,
             courier: courier.clone(),
             gone: AtomicBool::new(false),
@@ -134,30 +140,38 @@ impl Peer {
             watcher: watcher.clone(),
             keys: Mutex::default(),
         });
-        let weak = Arc::downgrade(&peer);
-        let life = watcher.watch(Arc::new(pidfd), move || {
-            if let Some(peer) = weak.upgrade() {
-                peer.mark_gone();
-            }
-            highwire_mem::Watch::Forget
-        })?;
+        if let Some(pidfd) = pidfd {
+            let weak = Arc::downgrade(&peer);
+            let life = watcher.watch(Arc::new(pidfd), move || {
+                if let Some(peer) = weak.upgrade() {
+                    peer.mark_gone();
+                }
+                highwire_mem::Watch::Forget
+            })?;
+            lock(&peer.keys).push(life);
+        }
         let weak = Arc::downgrade(&peer);
         let news = watcher.watch(courier, move || match weak.upgrade() {
             Some(peer) if peer.read_news() => highwire_mem::Watch::Keep,
             _ => highwire_mem::Watch::Forget,
         })?;
-        lock(&peer.keys).extend([life, news]);
+        lock(&peer.keys).push(news);
         Ok(peer)
     }
 
     #[inline]
     pub(crate) fn ours(&self) -> &OwnMemory {
-        self.own.memory()
+        &self.own
     }
 
     #[inline]
     pub(crate) fn theirs(&self) -> &PeerMemory {
         self.region.memory()
+    }
+
+    /// Whether the other end of a new connection is this very process. One that nothing tells from others is none.
+    pub(crate) fn is_process(&self, credentials: Credentials, identity: Option<ProcessIdentity>) -> bool {
+        self.credentials == credentials && identity.is_some() && self.identity == identity
     }
 
     /// True once the process died or let go of us.
@@ -281,7 +295,8 @@ impl Peer {
 
     /// Lets the peer map a registered region for reading.
     pub(crate) fn give_region(&self, region: &Region) -> Result<(), GrantError> {
-        self.give(region.id(), RegionKind::Registered, region.tag(), region.len(), region.as_fd())
+        let descriptor = region.descriptor().map_err(|_| GrantError::NotFrozenYet)?;
+        self.give(region.id(), RegionKind::Registered, region.tag(), region.len(), descriptor)
     }
 
     /// Lets the peer map a frozen region.
@@ -344,10 +359,10 @@ impl Peer {
         });
     }
 
-    /// Enters a page that came with a handshake.
+    /// Enters a page that came with a handshake. It replaces an earlier one of the same queue.
     pub(crate) fn enter_page(&self, queue: u64, page: BellPage) -> bool {
         let mut pages = lock(&self.pages);
-        if pages.len() >= self.config.peer_regions_max {
+        if pages.len() >= self.config.peer_regions_max && !pages.contains_key(&queue) {
             return false;
         }
         pages.insert(queue, page);
@@ -358,12 +373,13 @@ impl Peer {
         lock(&self.pages).get(&queue).cloned()
     }
 
-    pub(crate) fn page_given(&self, queue: u64) -> bool {
-        lock(&self.pages_given).contains(&queue)
+    /// Whether the other side has this page of a queue of ours.
+    pub(crate) fn page_given(&self, queue: u64, number: u32) -> bool {
+        lock(&self.pages_given).get(&queue) == Some(&number)
     }
 
-    pub(crate) fn set_page_given(&self, queue: u64) {
-        lock(&self.pages_given).insert(queue);
+    pub(crate) fn set_page_given(&self, queue: u64, number: u32) {
+        lock(&self.pages_given).insert(queue, number);
     }
 }
 

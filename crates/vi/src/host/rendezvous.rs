@@ -26,7 +26,8 @@
 //!  + descriptors: the region if the pair is new; page and wire if the page is new
 //! ```
 
-use highwire_mem::LAYOUT_VERSION;
+use highwire_mem::{CourierError, LAYOUT_VERSION, RegionError};
+use rustix::io::Errno;
 
 /// Bytes of every message.
 pub(crate) const MESSAGE_BYTES: usize = 128;
@@ -64,10 +65,13 @@ pub enum Refusal {
     /// The message made no sense.
     #[error("the request was malformed")]
     Malformed,
+    /// No descriptor is left in the listener's process.
+    #[error("no descriptor is left in its process; raise its limit (ulimit -n), or close other connections to it")]
+    NoDescriptors,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 7] = [
+    const ALL: [Refusal; 8] = [
         Refusal::Version,
         Refusal::User,
         Refusal::Limits,
@@ -75,7 +79,36 @@ impl Refusal {
         Refusal::BadMemory,
         Refusal::NoRoom,
         Refusal::Malformed,
+        Refusal::NoDescriptors,
     ];
+
+    /// Why a listener says no whose own system call failed.
+    pub(crate) fn of_errno(errno: Option<Errno>) -> Refusal {
+        match errno {
+            Some(Errno::MFILE | Errno::NFILE) => Refusal::NoDescriptors,
+            _ => Refusal::NoRoom,
+        }
+    }
+
+    /// Why a listener says no after this.
+    pub(crate) fn of_courier(error: &CourierError) -> Refusal {
+        match error {
+            CourierError::NoDescriptors => Refusal::NoDescriptors,
+            CourierError::Socket(errno) => Refusal::of_errno(Some(*errno)),
+            CourierError::Closed | CourierError::TimedOut(_) | CourierError::TooLong(_) => Refusal::Malformed,
+        }
+    }
+
+    /// Why a listener says no that did not take the memory handed to it.
+    pub(crate) fn of_region(error: &RegionError) -> Refusal {
+        match error {
+            RegionError::Map(error) => match Errno::from_io_error(error) {
+                Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Refusal::of_errno(Errno::from_io_error(error)),
+                _ => Refusal::BadMemory,
+            },
+            _ => Refusal::BadMemory,
+        }
+    }
 
     fn number(self) -> u32 {
         Refusal::ALL.iter().position(|refusal| *refusal == self).map_or(0, |index| index as u32 + 1)
@@ -250,14 +283,7 @@ impl Fields {
 /// An unguessable name.
 pub(crate) fn random_name() -> Name {
     let mut name = [0; 16];
-    let mut filled = 0;
-    while filled < name.len() {
-        match rustix::rand::getrandom(&mut name[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => panic!("the kernel has no random numbers: {errno}"),
-        }
-    }
+    highwire_mem::fill_random(&mut name);
     name
 }
 

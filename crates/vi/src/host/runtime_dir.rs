@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::error::RuntimeDirError;
+use highwire_mem::mapped_user;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -41,8 +42,10 @@ fn check(path: &Path) -> Result<(), RuntimeDirError> {
     if !found.is_dir() {
         return Err(RuntimeDirError::NotDirectory(path.into()));
     }
-    if found.uid() != user {
-        return Err(RuntimeDirError::NotOurs { path: path.into(), owner: found.uid(), user });
+    match mapped_user(found.uid()) {
+        Some(owner) if owner == user => {}
+        Some(owner) => return Err(RuntimeDirError::NotOurs { path: path.into(), owner, user }),
+        None => return Err(RuntimeDirError::OwnerNotMapped { path: path.into() }),
     }
     if found.mode() & 0o022 != 0 {
         return Err(RuntimeDirError::WritableByOthers { path: path.into(), mode: found.mode() & 0o777 });

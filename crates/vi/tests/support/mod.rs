@@ -43,6 +43,11 @@ impl Stage {
 }
 
 impl Actor {
+    /// How it ended, if it has.
+    pub fn exited(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.try_wait().expect("a child's status")
+    }
+
     /// Stops it where it is.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);

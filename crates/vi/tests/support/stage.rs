@@ -71,6 +71,20 @@ impl Stage {
         self.spawn(Command::new(program).uid(uid).gid(uid), name, "")
     }
 
+    /// The same in namespaces of its own, which these arguments of `unshare` name. Root only. The actor's number is that
+    /// of `unshare`, which takes the process along when it dies.
+    pub fn start_in(&self, namespaces: &[&str], name: &str, argument: &str) -> Actor {
+        self.start_in_by(namespaces, &[], name, argument)
+    }
+
+    /// The same by a program that becomes the process, with these arguments before those of the process.
+    pub fn start_in_by(&self, namespaces: &[&str], by: &[&str], name: &str, argument: &str) -> Actor {
+        let mut command = Command::new("unshare");
+        command.args(namespaces).args(["--fork", "--kill-child"]).args(by);
+        command.arg(std::env::current_exe().expect("the path of this test"));
+        self.spawn(command.env(UNSHARED, "1"), name, argument)
+    }
+
     fn spawn(&self, command: &mut Command, name: &str, argument: &str) -> Actor {
         let child = command
             .args(["--exact", &self.test, "--nocapture"])
@@ -176,13 +190,17 @@ fn watch(
 
 fn die_with_parent() {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal at the parent's death");
+    if std::env::var_os(UNSHARED).is_some() {
+        // The parent is `unshare`, which has no number in another PID namespace.
+        return;
+    }
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().to_string());
     assert_eq!(parent, std::env::var(PARENT).ok(), "the parent died before it could be said");
 }
 
 /// Another process of the test. It is ended at the latest when this is dropped.
 pub struct Actor {
-    child: Child,
+    pub(super) child: Child,
     name: String,
 }
 
@@ -252,6 +270,10 @@ pub fn is_root(what: &str) -> bool {
     root
 }
 
+/// Arguments of `unshare` for namespaces of every kind that containers have, in which this user stays the same.
+pub const CONTAINER: [&str; 8] =
+    ["--pid", "--mount-proc", "--mount", "--net", "--ipc", "--uts", "--cgroup", "--map-current-user"];
+
 /// How long anything may take that is to happen. Generous: the machine may be busy with others.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// How long to look for something that is not to happen.
@@ -262,4 +284,5 @@ const HUNG: Duration = Duration::from_secs(100);
 const ROLE: &str = "HIGHWIRE_TEST_ROLE";
 const PLACE: &str = "HIGHWIRE_TEST_STAGE";
 const PARENT: &str = "HIGHWIRE_TEST_PARENT";
+const UNSHARED: &str = "HIGHWIRE_TEST_UNSHARED";
 const ARGUMENT: &str = "HIGHWIRE_TEST_ARGUMENT";
