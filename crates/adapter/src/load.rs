@@ -73,6 +73,11 @@ impl Sink for Load {
 
     fn prepare(&mut self, bytes: usize) {
         if let Parcel::Bytes(place) = &mut self.parcel {
+            if place.len() > bytes {
+                // More was taken while the length was not known.
+                place.truncate(bytes);
+                place.shrink_to_fit();
+            }
             grow(place, bytes);
         }
     }
@@ -126,7 +131,8 @@ impl Sink for Load {
         if let Parcel::Bytes(place) = &mut self.parcel
             && place.len() < at + bytes.len()
         {
-            grow(place, at + bytes.len());
+            // The beginning of the message is still missing, and with it the length.
+            grow(place, self.limit.max(at + bytes.len()));
         }
         if let Parcel::Window(window) = &self.parcel {
             return window.write(at, bytes);
@@ -150,7 +156,8 @@ impl Sink for Load {
 }
 
 /// Makes a place that takes what it needs so long. Zeros that the kernel gives take no memory before
-/// something lands there: a peer must not take it all by announcing long messages.
+/// something lands there: a peer must not take it all by announcing long messages. A place that has some bytes
+/// already would have to be moved, or its new bytes written: it is taken once.
 fn grow(place: &mut Vec<u8>, bytes: usize) {
     if place.is_empty() {
         *place = vec![0; bytes];

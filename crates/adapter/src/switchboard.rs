@@ -106,6 +106,8 @@ pub(crate) struct Switchboard {
     now: Duration,
     /// When the link is asked to look everywhere.
     everywhere_at: Duration,
+    /// When the next session that is over is forgotten.
+    forget_at: Option<Duration>,
     /// Lines to be told.
     pub news: Vec<Arc<Line>>,
     /// Something changed for those who connect or accept.
@@ -126,6 +128,7 @@ impl Switchboard {
             vis_max,
             now: Duration::ZERO,
             everywhere_at: Duration::ZERO,
+            forget_at: None,
             news: Vec::new(),
             changed: false,
             looked_at: None,
@@ -144,6 +147,12 @@ impl Switchboard {
         let answered = self.dispatch(now) && self.engine.send(now);
         self.forget_parties(now);
         moved.map(|moved| moved || answered)
+    }
+
+    /// When there is something to do though nothing comes: what is over is forgotten then, and its memory is given back.
+    pub(crate) fn deadline(&mut self) -> Option<Duration> {
+        let engine = self.engine.deadline();
+        [engine, self.forget_at].into_iter().flatten().min()
     }
 
     /// Takes in what has come, if something has, and answers. For who knows that there is nothing else to do.
@@ -309,6 +318,9 @@ impl Switchboard {
         let aborted = outstanding > circuit.line.done_count(Side::Sent);
         party.closing = party.ours && party.circuits.is_empty();
         let last = party.closing;
+        if let Some(over) = party.over.filter(|_| party.circuits.is_empty()) {
+            self.forget_at = Some(self.forget_at.map_or(over, |at| at.min(over)));
+        }
         match circuit.standing {
             Standing::Connected => self.tell(key.session, Note::Closed { to: circuit.remote, aborted }),
             Standing::Asking => self.tell(key.session, Note::Withdrawn { vi: key.vi }),
@@ -493,7 +505,11 @@ impl Switchboard {
         let now = self.now;
         let Some(party) = self.parties.get_mut(&number) else { return };
         // Only who closed it repeats that.
-        party.over = Some(if ending == Ending::PeerClosed { now + LAST_WORDS } else { now });
+        let over = if ending == Ending::PeerClosed { now + LAST_WORDS } else { now };
+        party.over = Some(over);
+        if party.circuits.is_empty() {
+            self.forget_at = Some(self.forget_at.map_or(over, |at| at.min(over)));
+        }
         self.callers.retain(|caller| caller.session != number);
         let fault = fault(ending, Fault::PeerClosed);
         for circuit in party.circuits.values_mut() {
@@ -622,7 +638,7 @@ impl Switchboard {
                 let waiting = self.callers.iter().any(|caller| (caller.session, caller.vi) == (number, vi));
                 let refusal = match () {
                     () if !self.listening => Some(Refusal::NobodyThere),
-                    () if self.callers.len() >= CALLERS_MAX => Some(Refusal::Busy),
+                    () if !waiting && !self.make_room_for_caller(number) => Some(Refusal::Busy),
                     () => None,
                 };
                 match refusal {
@@ -678,6 +694,30 @@ impl Switchboard {
             }
         }
         self.changed = true;
+    }
+
+    /// Where too many wait to be accepted, the last of the session with the most of them makes room: a peer that asks
+    /// for very many VIs keeps no other out. False if that is the one that asks.
+    fn make_room_for_caller(&mut self, number: u32) -> bool {
+        if self.callers.len() < CALLERS_MAX {
+            return true;
+        }
+        let mut waiting: BTreeMap<u32, usize> = BTreeMap::new();
+        for caller in &self.callers {
+            *waiting.entry(caller.session).or_default() += 1;
+        }
+        let own = waiting.get(&number).copied().unwrap_or_default();
+        let Some((greedy, most)) = waiting.into_iter().max_by_key(|(_, most)| *most) else { return true };
+        // It must be left with as many as this one will have.
+        if own + 1 >= most {
+            return false;
+        }
+        if let Some(last) = self.callers.iter().rposition(|caller| caller.session == greedy)
+            && let Some(caller) = self.callers.remove(last)
+        {
+            self.tell(greedy, Note::Refused { to: caller.vi, reason: Refusal::Busy });
+        }
+        true
     }
 
     fn fail(&mut self, number: u32, vi: u32, reason: Refusal) {
@@ -776,17 +816,22 @@ impl Switchboard {
 
     /// Sessions that are over are forgotten when nobody looks at them any more.
     fn forget_parties(&mut self, now: Duration) {
-        if self.parties.values().all(|party| party.over.is_none()) {
+        if self.forget_at.is_none_or(|at| now < at) {
             return;
         }
         let endpoint = self.engine.endpoint();
+        let mut next: Option<Duration> = None;
         self.parties.retain(|number, party| {
-            let stays = party.over.is_none_or(|over| !party.circuits.is_empty() || now < over);
-            if !stays {
+            let Some(over) = party.over.filter(|_| party.circuits.is_empty()) else { return true };
+            let stays = now < over;
+            if stays {
+                next = Some(next.map_or(over, |next| next.min(over)));
+            } else {
                 endpoint.forget(*number);
             }
             stays
         });
+        self.forget_at = next;
     }
 }
 

@@ -1,7 +1,9 @@
 //! What connections between hosts cost in memory, both ends counted. A process of its own for each test.
 
 use highwire::{Config, Driver, Message, Nic, Operation, Receive, Vi, WireConfig};
-use std::time::Duration;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -67,4 +69,58 @@ fn a_connection_takes_less_than_4_mib_however_much_it_carries() {
         }
     }
     assert!(most < 4 << 20, "{most} bytes for both ends");
+}
+
+/// A session stays for a second after its end, for a peer that repeats its last packet: what the process has resident
+/// follows the most sessions that there were at once. What is allocated tells whether all are forgotten, though nothing
+/// comes any more.
+#[test]
+fn connections_that_are_over_leave_nothing() {
+    const CONNECTIONS: usize = 300;
+    let (caller, listening) = (nic(), nic());
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    for each_has_a_session in [false, true] {
+        let connect = || {
+            let other = each_has_a_session.then(nic);
+            drop(meet(other.as_ref().unwrap_or(&caller), &listener));
+        };
+        connect();
+        let before = ALLOCATED.load(Ordering::SeqCst);
+        (0..CONNECTIONS).for_each(|_| connect());
+        let (most, until) = (before + CONNECTIONS * 32, Instant::now() + PATIENCE);
+        loop {
+            let now = ALLOCATED.load(Ordering::SeqCst);
+            if now <= most {
+                break;
+            }
+            assert!(Instant::now() < until, "{} bytes for each connection", now.saturating_sub(before) / CONNECTIONS);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Counts the bytes of small allocations: large ones are buffers of an interface, which are few and stay.
+struct Counting;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn counted(layout: Layout) -> usize {
+    if layout.size() <= 16 << 10 { layout.size() } else { 0 }
+}
+
+// SAFETY: all is passed to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(counted(layout), Ordering::SeqCst);
+        // SAFETY: the caller keeps to the contract of this very function.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(counted(layout), Ordering::SeqCst);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
 }

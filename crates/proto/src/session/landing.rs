@@ -179,7 +179,19 @@ impl<S: Source, T: Sink> Session<S, T> {
         };
         let range = from..from + data_bytes as u64;
         let capacity = message.place.as_mut().map_or(u64::MAX, |place| capacity(place) as u64);
-        message.too_long |= range.end > capacity;
+        let total = preface.as_ref().or(message.preface.as_ref()).map(|preface| u64::from(preface.total));
+        if total.is_some_and(|total| range.end > total) {
+            // It goes on behind its own end: its sender is not one of ours.
+            return true;
+        }
+        message.too_long |= total.unwrap_or(range.end) > capacity;
+        if let Some(preface) = &preface
+            && !message.too_long
+            && let Some(target) = message.place.as_mut().and_then(|place| place.target.as_mut())
+        {
+            // Before anything lands: a place that takes what it needs takes it once, and not by moving.
+            target.prepare(preface.total as usize);
+        }
         if !landed
             && !message.too_long
             && let Some(target) = message.place.as_mut().and_then(|place| place.target.as_mut())
@@ -206,11 +218,6 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         if let Some(preface) = preface {
             state.course.note_preface(&preface);
-            message.too_long |= u64::from(preface.total) > capacity;
-            let target = message.place.as_mut().and_then(|place| place.target.as_mut());
-            if let (Some(target), false) = (target, message.too_long) {
-                target.prepare(preface.total as usize);
-            }
             message.preface = Some(preface);
         }
         self.deliver(header.vi);

@@ -8,7 +8,7 @@
 
 use super::landing::MESSAGES_AHEAD;
 use super::{Assurance, Session, State, ViState};
-use crate::header::{Header, HeaderFlags, Kind, NUMBERS};
+use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind, NUMBERS};
 use crate::message::{InMessage, Incoming, Places, Preface, Sink, Source};
 use std::ops::Range;
 use std::time::Duration;
@@ -489,3 +489,5 @@ const BATCH_PACKETS: usize = 64;
 const WHOLES_MAX: u8 = 2;
 /// For less a list is not worth making.
 const SEGMENT_BYTES_LEAST: usize = 256;
+// Whatever a packet says of itself, what comes before its payload is shorter than it.
+const _: () = assert!(Preface::FIXED_BYTES + size_of::<u64>() + (CONTROL_BYTES_MAX as usize) < SEGMENT_BYTES_LEAST);
