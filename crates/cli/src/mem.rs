@@ -311,9 +311,9 @@ fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}.part", std::process::id()));
     let part = PathBuf::from(part);
-    let written = File::create_new(&part)
-        .and_then(|mut file| write_pieces(&mut file, content))
-        .and_then(|()| std::fs::rename(&part, path));
+    // One that is there already is another program's.
+    let mut file = File::create_new(&part).with_context(|| format!("{path:?} cannot be written by way of {part:?}"))?;
+    let written = write_pieces(&mut file, content).and_then(|()| std::fs::rename(&part, path));
     if written.is_err() {
         let _ = std::fs::remove_file(&part);
     }
@@ -572,5 +572,19 @@ mod tests {
         assert!(is_text("plain\ttext, ünïcode\r\n".as_bytes()) && is_text(b""));
         assert!(!is_text(b"\x1b[2J") && !is_text(b"\0") && !is_text(&[0xff, 0xfe]));
         assert_eq!(printable("a\nb\x1b"), "a\\nb\\u{1b}");
+    }
+
+    #[test]
+    fn a_part_of_another_program_is_neither_written_nor_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("letter");
+        let part = folder.path().join(format!("letter.{}.part", std::process::id()));
+        std::fs::write(&part, "precious").unwrap();
+        let refused = write_file(&path, b"content").unwrap_err();
+        assert!(refused.to_string().contains(".part"), "{refused}");
+        assert_eq!(std::fs::read(&part).unwrap(), b"precious");
+        std::fs::remove_file(&part).unwrap();
+        write_file(&path, b"content").unwrap();
+        assert_eq!((std::fs::read(&path).unwrap(), part.exists()), (b"content".to_vec(), false));
     }
 }

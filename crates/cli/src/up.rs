@@ -7,6 +7,7 @@ use clap::Args;
 use highwire::netmem::{LeaveReport, Memory, MemoryError, MemoryOptions, NodeOptions, NodeServer};
 use highwire::rpc::Rpc;
 use highwire::{Address, Driver};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -74,12 +75,20 @@ fn parse_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// A client takes five descriptors, and shells allow 1,024 by default: a node takes as many as it may without asking.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // A limit that cannot be raised is what it was.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Runs a node until it is told to end.
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<()> {
     if let Some(join) = &args.join {
         // A node waits for a coordinator that is not there yet, but not for what is no address.
         Address::parse(join)?;
     }
+    allow_descriptors();
     // Before there is anything to lose.
     let ending = Ending::new()?;
     let (nic, known_by) = args.key.nic(CONNECT, Driver::Thread, None)?;

@@ -4,6 +4,7 @@
 mod place;
 
 use assert_cmd::assert::{Assert, OutputAssertExt};
+use highwire::netmem::{BUDGET_BYTES_MIN, Memory, MemoryOptions, PAGE_BYTES, PageError, PagingOptions};
 use place::{BINARY, Echo, Place};
 use rustix::pty::OpenptFlags;
 use serde_json::Value;
@@ -278,6 +279,74 @@ fn what_was_on_a_node_that_is_killed_is_lost_and_the_rest_is_there() {
 }
 
 #[test]
+fn a_paged_region_whose_node_is_killed_says_which_pages_are_lost_and_has_the_rest() {
+    let place = Place::new();
+    let _first = Node::of(place.highwire(&["up", "--memory", "2M"]));
+    let second = Node::start(&place, &["--listen", "shm:second", "--join", "shm:highwire"]);
+    let config = highwire::Config { runtime_dir: Some(place.path().join("run")), ..highwire::Config::default() };
+    let rpc = highwire::rpc::Rpc::new(&highwire::Nic::with(config).unwrap()).unwrap();
+    let memory = Memory::connect(&rpc, "shm:highwire", MemoryOptions::default()).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while memory.nodes().unwrap().len() < 2 {
+        assert!(Instant::now() < deadline, "the second node is not there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let region = memory.paged_region(PAGES * PAGE_BYTES as u64, PagingOptions::new(BUDGET_BYTES_MIN)).unwrap();
+    let content = |page: u64| [(page % 251) as u8; PAGE_BYTES];
+    for page in 0..PAGES {
+        region.write_at(page * PAGE_BYTES as u64, &content(page)).unwrap();
+    }
+    region.flush().unwrap();
+    second.end("KILL");
+    // On the same host what the node donated can be read until its lease is over.
+    let deadline = Instant::now() + PATIENCE;
+    while memory.nodes().unwrap().len() > 1 {
+        assert!(Instant::now() < deadline, "the second node is still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (mut kept, mut lost, began) = (0, 0, Instant::now());
+    for page in 0..PAGES {
+        let mut bytes = [0; PAGE_BYTES];
+        loop {
+            match region.read_at(page * PAGE_BYTES as u64, &mut bytes) {
+                Ok(()) => {
+                    assert!(bytes == content(page), "page {page} has other bytes");
+                    kept += 1;
+                }
+                Err(PageError::Lost { page: of }) => {
+                    assert_eq!(of, page);
+                    lost += 1;
+                }
+                Err(error) => {
+                    assert!(began.elapsed() < PATIENCE, "page {page}: {error}");
+                    continue;
+                }
+            }
+            break;
+        }
+    }
+    assert!(kept > 0 && lost > 0 && kept + lost == PAGES, "{kept} kept, {lost} lost");
+    // Whole pages replace what is lost, as far as there is room.
+    let bigger = Node::start(&place, &["--listen", "shm:third", "--join", "shm:highwire"]);
+    while memory.nodes().unwrap().len() < 2 {
+        assert!(Instant::now() < deadline, "the third node is not there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for page in 0..PAGES {
+        region.write_at(page * PAGE_BYTES as u64, &content(page + 1)).unwrap();
+    }
+    let mut bytes = [0; PAGE_BYTES];
+    for page in 0..PAGES {
+        region.read_at(page * PAGE_BYTES as u64, &mut bytes).unwrap();
+        assert!(bytes == content(page + 1), "page {page} has other bytes");
+    }
+    drop(bigger);
+    let began = Instant::now();
+    drop(region);
+    assert!(began.elapsed() < PATIENCE);
+}
+
+#[test]
 fn with_two_copies_nothing_is_lost_with_a_node_that_is_killed() {
     let place = Place::new();
     let _first = Node::start(&place, &["--copies", "2"]);
@@ -457,6 +526,21 @@ struct Node {
     out: BufReader<ChildStdout>,
 }
 
+#[test]
+fn a_node_may_open_as_many_descriptors_as_the_hard_limit_allows() {
+    let place = Place::new();
+    let mut up = Command::new("sh");
+    up.args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh", BINARY, "up", "--memory", "16M"]);
+    let node = Node::of({
+        up.env("HIGHWIRE_RUNTIME_DIR", place.path().join("run")).stdin(Stdio::null());
+        up
+    });
+    let limits = fs::read_to_string(format!("/proc/{}/limits", node.child.id())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<&str> = files.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(numbers[0], numbers[1], "{files}");
+}
+
 impl Node {
     fn start(place: &Place, with: &[&str]) -> Node {
         let mut up = place.highwire(&["up", "--memory", "16M"]);
@@ -522,6 +606,8 @@ fn stderr(assert: &Assert) -> String {
     String::from_utf8(assert.get_output().stderr.clone()).unwrap()
 }
 
+/// Far more than stays here, and than the smaller of two nodes has room for.
+const PAGES: u64 = 2048;
 /// Enough that two nodes have some of them each.
 const OBJECTS: u64 = 24;
 const NOBODY: u32 = 65534;

@@ -297,9 +297,8 @@ impl Client {
 
     /// It could not be sent, or nothing came back.
     pub fn handle_failure(&mut self, now: u64, operation: &mut Operation, failure: Failure) -> Step {
-        let changes = matches!(operation.ask, Ask::Put { .. } | Ask::Remove { .. });
         if failure == Failure::NoAnswer {
-            if changes {
+            if operation.ask.changes_names() {
                 return Step::Done(Err(Failed::InDoubt));
             }
             operation.unanswered = true;

@@ -27,10 +27,18 @@
 //! A node that should have a bucket first follows its leader, until the leader reports that it has everything; then the
 //! lead passes on, and the former leader says to the new one that it has stopped. Only then do further nodes come or
 //! leave. A node can be lost at any time: then a follower that has everything leads at once.
+//!
+//! # Where there is no room
+//!
+//! Which nodes should have a bucket is computed without regard to what they donate. A leader that has no room for a put,
+//! or whose follower has none, says so, and the coordinator chooses another node for that one, the one with the most room
+//! as nodes report it: a placement, which holds until its nodes are gone. The bucket moves as after any other change, and
+//! with it go those without content that the leader names, so that the next puts find room at once.
 
 use crate::map::{BUCKETS, Map, Member, Owner, mix, ranking};
 use crate::types::{Epoch, Incarnation, Loss, NodeId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What the coordinator is told at its start.
 #[derive(Clone, Debug)]
@@ -90,12 +98,27 @@ pub enum CoordinatorRequest {
         /// Buckets in which nothing goes on because this other node does not answer: as a follower, or as the one that
         /// leads next.
         stuck: Vec<(u16, Incarnation)>,
+        /// Pages that the node has for more content.
+        room: u32,
+        /// Buckets that it leads and that should be elsewhere, for want of room.
+        short: Vec<Shortage>,
     },
     /// A client wants the map.
     Map {
         /// The lineage and the epoch that it has.
         have: Option<(u64, Epoch)>,
     },
+}
+
+/// A bucket that should be elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shortage {
+    /// The bucket.
+    pub bucket: u16,
+    /// Which of its nodes has no room.
+    pub at: Incarnation,
+    /// Pages that the bucket needs with what is to come. None: nothing is in it, and it may go where others go.
+    pub pages: u64,
 }
 
 /// What the coordinator says.
@@ -116,6 +139,8 @@ pub enum CoordinatorAnswer {
         lease_ns: u64,
         /// The map, if it is another.
         map: Option<Map>,
+        /// Buckets of those that should be elsewhere for which no node has room.
+        full: Vec<u16>,
     },
     /// Not yet: ask again after this time.
     Wait {
@@ -135,6 +160,16 @@ pub enum CoordinatorAnswer {
     },
 }
 
+/// What a node says when it goes on.
+struct Renewal<'a> {
+    incarnation: Incarnation,
+    epoch: Epoch,
+    settled: bool,
+    leaving: bool,
+    room: u32,
+    short: &'a [Shortage],
+}
+
 #[derive(Debug)]
 struct Node {
     nonce: u64,
@@ -142,6 +177,17 @@ struct Node {
     ends: u64,
     /// The map that it settled on last.
     settled: Epoch,
+    /// Pages that it has for more content, as it said last, less what was placed there since.
+    room: u64,
+}
+
+/// A bucket whose nodes were chosen by the room that they have, not by [`ranking`].
+#[derive(Debug)]
+struct Placement {
+    /// As many as there should be copies, the leader first.
+    nodes: Vec<Incarnation>,
+    /// Pages that it needs.
+    pages: u64,
 }
 
 /// The coordinator's state.
@@ -150,6 +196,7 @@ pub struct Coordinator {
     config: Config,
     map: Map,
     nodes: Vec<Node>,
+    placements: BTreeMap<u16, Placement>,
     /// Lives that left in good order, the last of them.
     left: Vec<Incarnation>,
     random: u64,
@@ -171,6 +218,7 @@ impl Coordinator {
             config,
             map,
             nodes: Vec::new(),
+            placements: BTreeMap::new(),
             left: Vec::new(),
             random,
             opens,
@@ -199,12 +247,12 @@ impl Coordinator {
         self.handle_timeout(now);
         match request {
             CoordinatorRequest::Join { node, address, nonce, known } => self.join(now, node, address, nonce, known),
-            CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck } => {
+            CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short } => {
                 // Of a node with an old map it is not known whether it would still be stuck.
                 if epoch == self.map.epoch {
                     self.unblock(incarnation, &stuck);
                 }
-                self.renew(now, incarnation, epoch, settled, leaving)
+                self.renew(now, Renewal { incarnation, epoch, settled, leaving, room, short: &short })
             }
             CoordinatorRequest::Map { have } => {
                 if let Some((_, known)) = have {
@@ -260,7 +308,7 @@ impl Coordinator {
             return CoordinatorAnswer::Wait { nanoseconds: self.config.lease_ns / 8 };
         }
         let incarnation = self.new_incarnation();
-        self.nodes.push(Node { nonce, incarnation, ends, settled: Epoch(0) });
+        self.nodes.push(Node { nonce, incarnation, ends, settled: Epoch(0), room: 0 });
         self.mark_full();
         self.map.nodes.push(Member { node, incarnation, address, leaving: false });
         self.new_epoch();
@@ -275,10 +323,7 @@ impl Coordinator {
     fn renew(
         &mut self,
         now: u64,
-        incarnation: Incarnation,
-        epoch: Epoch,
-        settled: bool,
-        leaving: bool,
+        Renewal { incarnation, epoch, settled, leaving, room, short }: Renewal<'_>,
     ) -> CoordinatorAnswer {
         if self.left.contains(&incarnation) {
             return CoordinatorAnswer::Left;
@@ -289,6 +334,7 @@ impl Coordinator {
             return CoordinatorAnswer::Unknown;
         };
         let ended = std::mem::replace(&mut node.ends, ends);
+        node.room = room.into();
         if settled && epoch == present {
             node.settled = epoch;
         }
@@ -309,8 +355,70 @@ impl Coordinator {
             }
             return CoordinatorAnswer::Left;
         }
+        let full = if epoch == self.map.epoch { self.place(incarnation, short) } else { Vec::new() };
         let map = (epoch != self.map.epoch).then(|| self.map.clone());
-        CoordinatorAnswer::Renewed { lease_ns: self.config.lease_ns, map }
+        CoordinatorAnswer::Renewed { lease_ns: self.config.lease_ns, map, full }
+    }
+
+    /// Places buckets where there is room, once nothing else is to be moved. Returns those for which there is none.
+    fn place(&mut self, asks: Incarnation, short: &[Shortage]) -> Vec<u16> {
+        if !self.is_quiet() || !self.is_settled() || self.map.nodes.iter().any(|member| member.leaving) {
+            return Vec::new();
+        }
+        let mut full = Vec::new();
+        let mut most = 0;
+        // Those without content come along with what has to go, and not where that could not.
+        for Shortage { bucket: number, at, pages } in short.iter().copied().filter(|short| short.pages > 0) {
+            match self.place_one(asks, number, at, pages) {
+                Some(true) => most = most.max(pages),
+                Some(false) => full.push(number),
+                None => {}
+            }
+        }
+        if most > 0 {
+            for Shortage { bucket: number, at, .. } in short.iter().filter(|short| short.pages == 0) {
+                self.place_one(asks, *number, *at, 1);
+            }
+            self.new_epoch();
+            self.arrange(false);
+        }
+        full
+    }
+
+    /// Chooses another node for one of a bucket's. Whether there was one; `None` if the bucket is not where it was said.
+    fn place_one(&mut self, asks: Incarnation, number: u16, at: Incarnation, pages: u64) -> Option<bool> {
+        let owners = &self.map.buckets.get(usize::from(number))?.owners;
+        let mut nodes: Vec<_> = owners.iter().map(|owner| owner.incarnation).collect();
+        let position = nodes.iter().position(|life| *life == at).filter(|_| nodes[0] == asks)?;
+        let roomy = |node: &&mut Node| node.room >= pages && !nodes.contains(&node.incarnation);
+        let Some(node) = self.nodes.iter_mut().filter(roomy).max_by_key(|node| node.room) else { return Some(false) };
+        node.room -= pages;
+        nodes[position] = node.incarnation;
+        self.placements.insert(number, Placement { nodes, pages });
+        Some(true)
+    }
+
+    /// Chooses others, with room if there are such, in place of nodes that are gone or about to leave.
+    fn replace(&mut self) {
+        let stays = |map: &Map, life: Incarnation| map.member(life).is_some_and(|member| !member.leaving);
+        for placement in self.placements.values_mut() {
+            let before = placement.nodes.len();
+            placement.nodes.retain(|life| stays(&self.map, *life));
+            while placement.nodes.len() < before {
+                let free = |node: &&mut Node| {
+                    stays(&self.map, node.incarnation) && !placement.nodes.contains(&node.incarnation)
+                };
+                let Some(node) = self.nodes.iter_mut().filter(free).max_by_key(|node| node.room) else { break };
+                node.room = node.room.saturating_sub(placement.pages);
+                placement.nodes.push(node.incarnation);
+            }
+        }
+        self.placements.retain(|_, placement| !placement.nodes.is_empty());
+    }
+
+    /// Buckets that were placed by the room that nodes have.
+    pub fn placed(&self) -> usize {
+        self.placements.len()
     }
 
     /// Everybody has done what the present map asks.
@@ -435,10 +543,15 @@ impl Coordinator {
     /// Brings the buckets nearer to where they should be, in the present epoch: who should have one and does not is to
     /// follow. If `complete` is said, all that follow have everything, and the lead may pass on.
     fn arrange(&mut self, complete: bool) {
+        self.replace();
         let Map { epoch, copies, ref nodes, ref mut buckets, .. } = self.map;
         for (bucket, number) in buckets.iter_mut().zip(0..BUCKETS) {
             let stay = nodes.iter().filter(|member| !member.leaving).map(|member| (member.node, member.incarnation));
-            let wanted = ranking(number, stay, copies);
+            let mut wanted = ranking(number, stay, copies);
+            if let Some(Placement { nodes, .. }) = self.placements.get(&number) {
+                let others = std::mem::take(&mut wanted).into_iter().filter(|life| !nodes.contains(life));
+                wanted = nodes.iter().copied().chain(others).take(usize::from(copies)).collect();
+            }
             if wanted.is_empty() {
                 continue;
             }

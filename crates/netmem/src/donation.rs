@@ -177,6 +177,11 @@ impl Donation {
         self.pages - self.in_use
     }
 
+    /// Free pages that have memory or may get it.
+    pub fn available_pages(&self) -> u32 {
+        self.populated.max(self.populated_max).saturating_sub(self.in_use).min(self.free_pages())
+    }
+
     /// Pages that have memory.
     pub fn populated(&self) -> u32 {
         self.populated

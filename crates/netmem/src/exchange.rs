@@ -7,9 +7,12 @@ use crate::coordinator::{CoordinatorAnswer, CoordinatorRequest};
 use crate::request::{Answer, PeerAnswer, PeerRequest, Request};
 use highwire_rpc::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX, CallError, Client, Failed, Method, Reply};
 use highwire_vi::{Buffer, Nic, Pool};
+use rustix::fs::{Mode, OFlags};
 use rustix::time::ClockId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// The service of network memory.
@@ -17,13 +20,18 @@ pub(crate) const SERVICE: u32 = 0x6e6d_656d;
 /// Its version.
 ///
 /// * 1: the first.
-pub(crate) const VERSION: u16 = 1;
+/// * 2: nodes tell the coordinator how much room they have, and which buckets have none.
+pub(crate) const VERSION: u16 = 2;
 
 /// What is asked, and of whom.
 pub(crate) trait Question: Serialize + DeserializeOwned {
     type Answer: Serialize + DeserializeOwned;
     /// Requests that change nothing may be asked again.
     fn method(&self) -> u16;
+    /// Whether it does no harm to ask it again though it ran.
+    fn may_repeat(&self) -> bool {
+        true
+    }
 }
 
 pub(crate) const CHANGE: u16 = 1;
@@ -61,6 +69,10 @@ impl Question for Request {
             | Ask::WritePages { .. }
             | Ask::FreePages { .. } => CHANGE,
         }
+    }
+
+    fn may_repeat(&self) -> bool {
+        !self.ask.changes_names()
     }
 }
 
@@ -196,13 +208,19 @@ pub(crate) fn ask<Q: Question>(
             method => method,
         };
         let method = Method { service: SERVICE, version: VERSION, method };
+        let landing = match room {
+            0 => None,
+            _ => match frames.buffer(room) {
+                Some(buffer) => Some(buffer),
+                None => return (Err(CallError::NoMemory { bytes: room }), payload),
+            },
+        };
         let left = deadline.saturating_duration_since(std::time::Instant::now());
         let mut call = client.call(method).arguments(&arguments).deadline(left);
         if let Some(buffer) = payload.take() {
             call = call.payload(buffer);
         }
-        if room > 0 {
-            let Some(buffer) = frames.buffer(room) else { return (Err(CallError::ServerBusy), None) };
+        if let Some(buffer) = landing {
             call = call.into(buffer);
         }
         match call.wait() {
@@ -214,7 +232,9 @@ pub(crate) fn ask<Q: Question>(
                 }
                 return (decode(&answer.body, landed).ok_or(CallError::BadResult), sent);
             }
-            Err(Failed { error: CallError::PayloadTooLarge { bytes, .. }, sent, .. }) if room < bytes as usize => {
+            Err(Failed { error: CallError::PayloadTooLarge { bytes, .. }, sent, .. })
+                if question.may_repeat() && room < bytes as usize =>
+            {
                 payload = sent.into_buffer();
                 room = bytes as usize;
             }
@@ -240,19 +260,43 @@ pub(crate) fn decode_short<A: DeserializeOwned>(body: &[u8]) -> Option<A> {
     decode(body, None).map(|answered| answered.answer)
 }
 
-/// Nanoseconds of the boot clock, which all processes of a host have in common. A signal handler may ask.
+/// Nanoseconds of the boot clock, which all processes of a host have in common: without what a time namespace adds to it
+/// or takes from it. A signal handler may ask.
 pub(crate) fn boot_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).wrapping_sub(added_ns() as u64)
+}
+
+/// What this process's time namespace adds to the boot clock of the host.
+fn added_ns() -> i64 {
+    /// No namespace adds so much.
+    const UNKNOWN: i64 = i64::MIN;
+    static ADDED: AtomicI64 = AtomicI64::new(UNKNOWN);
+    let known = ADDED.load(Relaxed);
+    if known != UNKNOWN {
+        return known;
+    }
+    // No lock and no memory of the heap, for the sake of signal handlers; two that ask at once find the same.
+    let mut text = [0; 256];
+    let opened = rustix::fs::open("/proc/self/timens_offsets", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let length = opened.and_then(|file| rustix::io::read(file, &mut text)).unwrap_or(0);
+    // Without that file there are no time namespaces, or none is known of.
+    let added = std::str::from_utf8(&text[..length]).ok().and_then(added_of).unwrap_or(0);
+    ADDED.store(added, Relaxed);
+    added
+}
+
+/// From lines of a clock's name, seconds and nanoseconds.
+fn added_of(offsets: &str) -> Option<i64> {
+    let mut words = offsets.lines().find_map(|line| line.strip_prefix("boottime"))?.split_ascii_whitespace();
+    let mut number = || words.next()?.parse::<i64>().ok();
+    number()?.checked_mul(1_000_000_000)?.checked_add(number()?)
 }
 
 /// A number that nobody can guess.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
-    // It fails only before the machine has collected any randomness; then the clock has to do.
-    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {
-        return boot_ns();
-    }
+    highwire_mem::fill_random(&mut bytes);
     u64::from_le_bytes(bytes)
 }
 
@@ -285,4 +329,96 @@ pub(crate) fn reachable(ways: &str) -> Vec<String> {
     }
     near.append(&mut far);
     near
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwire_rpc::{Manner, Outcome, Request, Rpc, Serve, Services};
+    use highwire_vi::Config;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Answers every request with a payload, and counts them.
+    #[derive(Debug, Default)]
+    struct Counting(Arc<AtomicUsize>);
+
+    impl Serve for Counting {
+        fn manner(&self, _: u16) -> Option<Manner> {
+            Some(Manner::default())
+        }
+
+        fn serve(&self, request: Request<'_>, reply: &mut Reply) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            reply.payload(Frames::new(request.nic()).filled(&[7; 9000]).unwrap());
+        }
+    }
+
+    /// In the child of the test below.
+    const ASKED: &str = "HIGHWIRE_TEST_BOOT_CLOCK";
+
+    #[test]
+    fn processes_of_every_time_namespace_have_one_boot_clock() {
+        if std::env::var_os(ASKED).is_some() {
+            return println!("it is {} here", boot_ns());
+        }
+        for added in ["100000", "-1"] {
+            let mut asked = std::process::Command::new("unshare");
+            asked.args(["--user", "--map-current-user", "--time", "--fork", "--boottime", added]);
+            let name = "exchange::tests::processes_of_every_time_namespace_have_one_boot_clock";
+            asked.arg(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", name]).env(ASKED, "1");
+            let before = boot_ns();
+            let output = asked.output().unwrap();
+            let after = boot_ns();
+            let said = String::from_utf8(output.stdout).unwrap();
+            let words = said.split_once("it is ").and_then(|(_, rest)| rest.split_once(" here"));
+            let told: u64 = words.unwrap_or_else(|| panic!("{said} {:?}", output.stderr)).0.parse().unwrap();
+            assert!((before..=after).contains(&told), "{told} is not from {before} to {after}, {added} s added");
+        }
+    }
+
+    #[test]
+    fn what_a_time_namespace_adds_is_read_from_its_line() {
+        assert_eq!(
+            added_of("monotonic           1         2\nboottime       100000         5\n"),
+            Some(100_000_000_000_005)
+        );
+        assert_eq!(added_of("monotonic 0 0\nboottime -2 999999999\n"), Some(-1_000_000_001));
+        assert_eq!(added_of("monotonic 0 0\n"), None);
+        assert_eq!(added_of("boottime 9223372036854775807 0\n"), None);
+    }
+
+    #[test]
+    fn a_request_without_room_here_is_not_sent_and_one_that_ran_is_not_made_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let nic = || Nic::with(Config { runtime_dir: Some(folder.path().to_owned()), ..Config::default() }).unwrap();
+        let counting = Counting::default();
+        let count = counting.0.clone();
+        let ran = || count.load(Ordering::SeqCst);
+        let services = Services::new().with(SERVICE, VERSION, counting);
+        let server = Rpc::new(&nic()).unwrap().serve("shm:counting", services).unwrap();
+        let nic = nic();
+        let (frames, client) = (Frames::new(&nic), Rpc::new(&nic).unwrap().connect(server.address()).unwrap());
+        let name = crate::types::Name::new("name").unwrap();
+        let put = crate::request::Ask::Put { name: name.clone(), lease_ns: 1, pinned: false, only_if: None };
+        let request = |ask| NodeRequest { epoch: crate::types::Epoch(1), to: 1, ask };
+        let ask = |question: &NodeRequest, room| {
+            let payload = frames.filled(b"payload");
+            ask(&client, &frames, question, payload, room, Duration::from_secs(10))
+        };
+        // More than any address space has.
+        let (refused, payload) = ask(&request(put.clone()), usize::MAX >> 2);
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, CallError::NoMemory { .. }), "{refused}");
+        assert_eq!((refused.outcome(), ran()), (Outcome::DidNotRun, 0));
+        assert_eq!(payload.as_ref().map(|buffer| &buffer[..]), Some(&b"payload"[..]), "it can be sent elsewhere");
+        // An answer that finds no room says that the request ran.
+        let (failed, _) = ask(&request(put), 10);
+        assert_eq!((failed.unwrap_err().outcome(), ran()), (Outcome::Ran, 1));
+        // What changes nothing is asked again, with room.
+        let (_, _) = ask(&request(crate::request::Ask::Stat { name }), 10);
+        assert_eq!(ran(), 3);
+    }
+
+    type NodeRequest = crate::request::Request;
 }

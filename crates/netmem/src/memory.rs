@@ -6,10 +6,10 @@ use crate::donation::{PAGE_BYTES, Read, View};
 use crate::exchange::{self, Answered, Frames, HereItIs, WhereIsIt, boot_ns, random};
 use crate::map::{BUCKETS, Map};
 use crate::request::{Answer, Ask, Expect, Figures, Refusal, Request, Stat};
-use crate::server::{MAP_BYTES, OBJECT_BYTES_MAX, connect, never_ran};
+use crate::server::{MAP_BYTES, OBJECT_BYTES_MAX, connect};
 use crate::types::{BadName, Incarnation, Name, NodeId, PageHandle, Version};
 use highwire_mem::PeerMemory;
-use highwire_rpc::{CallError, Client, ClientOptions, OpenError, Rpc};
+use highwire_rpc::{CallError, Client, ClientOptions, OpenError, Outcome as Run, Rpc};
 use highwire_vi::{Buffer, PeerId};
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
@@ -295,6 +295,26 @@ impl Memory {
 
 pub(crate) type Outcome = Result<(Answered<Answer>, Option<Buffer>), MemoryError>;
 
+/// Why a call to a node has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unanswered {
+    /// There is no memory for it here, which the node has nothing to do with.
+    NoMemory {
+        bytes: usize,
+    },
+    Failed(Failure),
+}
+
+impl Unanswered {
+    fn of(error: &CallError) -> Unanswered {
+        match (error, error.outcome()) {
+            (CallError::NoMemory { bytes }, _) => Unanswered::NoMemory { bytes: *bytes },
+            (_, Run::DidNotRun) => Unanswered::Failed(Failure::NotSent),
+            (_, Run::Ran | Run::Unknown) => Unanswered::Failed(Failure::NoAnswer),
+        }
+    }
+}
+
 impl Inner {
     fn state(&self) -> MutexGuard<'_, client::Client> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -348,7 +368,8 @@ impl Inner {
                             answered = Some(got);
                             state.handle_answer(boot_ns(), &mut operation, answer)
                         }
-                        Err(failure) => state.handle_failure(boot_ns(), &mut operation, failure),
+                        Err(Unanswered::NoMemory { bytes }) => return Err(MemoryError::NoMemory { bytes }),
+                        Err(Unanswered::Failed(failure)) => state.handle_failure(boot_ns(), &mut operation, failure),
                     }
                 }
             };
@@ -362,8 +383,8 @@ impl Inner {
         payload: &mut Option<Buffer>,
         room: usize,
         deadline: u64,
-    ) -> Result<Answered<Answer>, Failure> {
-        let link = self.link(address).map_err(|_| Failure::NotSent)?;
+    ) -> Result<Answered<Answer>, Unanswered> {
+        let link = self.link(address).map_err(|_| Unanswered::Failed(Failure::NotSent))?;
         let left = Duration::from_nanos(deadline.saturating_sub(boot_ns()));
         let bytes = payload.as_ref().map_or(0, |payload| payload.len() as u64);
         let (answer, back) = exchange::ask(&link.client, &self.frames, request, payload.take(), room, left);
@@ -383,7 +404,7 @@ impl Inner {
                 // Whoever is there next is another.
                 self.links().remove(address);
             }
-            if never_ran(&error) { Failure::NotSent } else { Failure::NoAnswer }
+            Unanswered::of(&error)
         })
     }
 
@@ -406,7 +427,9 @@ impl Inner {
         let PeerId::Process(peer) = client.peer()? else { return None };
         let (answer, _) = exchange::ask(client, &self.frames, &WhereIsIt, None, 0, CONNECT_FOR);
         let HereItIs { descriptor, bytes } = answer.ok()?.answer;
-        let path = format!("/proc/{}/fd/{descriptor}", peer.pid);
+        // The number is that of this PID namespace: one of another has none, and other processes have it in its `/proc`.
+        let pid = peer.pid.filter(|_| proc_is_of_this_namespace())?;
+        let path = format!("/proc/{pid}/fd/{descriptor}");
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         View::new(PeerMemory::borrow(file.as_fd(), bytes, u64::MAX >> 1).ok()?).ok()
     }
@@ -512,6 +535,11 @@ impl Inner {
     }
 }
 
+/// Whether processes have the numbers in `/proc` that they have for this one. Not so after `unshare --pid` alone.
+fn proc_is_of_this_namespace() -> bool {
+    std::fs::read_link("/proc/self").is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
+}
+
 /// Room for an answer of unknown length, at first.
 const ROOM_BYTES: usize = 64 << 10;
 const LIST_AT_ONCE: u32 = 1024;
@@ -519,3 +547,21 @@ const LIST_AT_ONCE: u32 = 1024;
 const USES_EVERY: u64 = 1024;
 const CONNECT_FOR: Duration = Duration::from_secs(2);
 const RECONNECT_FOR: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwire_rpc::Lost;
+
+    #[test]
+    fn only_what_did_not_run_counts_as_not_sent() {
+        let lost = || Box::new(Lost::Closed);
+        for error in [CallError::ServerBusy, CallError::TooLate, CallError::NotSent(lost())] {
+            assert_eq!(Unanswered::of(&error), Unanswered::Failed(Failure::NotSent), "{error}");
+        }
+        for error in [CallError::Cancelled, CallError::AnswerForgotten, CallError::OutcomeUnknown(lost())] {
+            assert_eq!(Unanswered::of(&error), Unanswered::Failed(Failure::NoAnswer), "{error}");
+        }
+        assert_eq!(Unanswered::of(&CallError::NoMemory { bytes: 5 }), Unanswered::NoMemory { bytes: 5 });
+    }
+}

@@ -14,6 +14,7 @@ mod config;
 mod lead;
 mod paged;
 mod replicate;
+mod room;
 mod store;
 
 pub use config::Config;
@@ -27,6 +28,7 @@ use crate::types::{Epoch, Incarnation, Name, NodeId};
 use lead::{Deed, Follow, Lead, Op, Part, Place};
 use paged::Paged;
 use replicate::Calls;
+use room::Wants;
 use std::collections::VecDeque;
 use store::{Staged, Store};
 
@@ -88,6 +90,7 @@ pub struct Node {
     known: Epoch,
     places: Vec<Option<Place>>,
     calls: Calls,
+    wants: Wants,
     outputs: VecDeque<Output>,
     random: u64,
     nonce: u64,
@@ -121,6 +124,7 @@ impl Node {
             known: Epoch(0),
             places: (0..BUCKETS).map(|_| None).collect(),
             calls: Calls::default(),
+            wants: Wants::default(),
             outputs: VecDeque::new(),
             random,
             nonce: mix(random),
@@ -251,7 +255,8 @@ impl Node {
                 if settled {
                     self.reported = epoch;
                 }
-                CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck: self.stuck(now) }
+                let (stuck, room, short) = (self.stuck(now), self.store.room(), self.shortages(now));
+                CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short }
             }
             (Standing::Left, _) => return,
             _ => CoordinatorRequest::Join {
@@ -287,13 +292,17 @@ impl Node {
                     self.adopt(now, map);
                 }
             }
-            (CoordinatorAnswer::Renewed { lease_ns, map }, Standing::In { incarnation, ends }) => {
+            (CoordinatorAnswer::Renewed { lease_ns, map, full }, Standing::In { incarnation, ends }) => {
                 let ends = ends.max(asked.saturating_add(lease_ns));
                 self.standing = Standing::In { incarnation, ends };
                 self.store.donation.set_valid_until(ends);
                 self.ask_at = asked.saturating_add(lease_ns / 3);
+                self.wants.deny(now, &full);
                 if let Some(map) = map.filter(|map| map.check().is_ok()) {
                     self.adopt(now, map);
+                }
+                if self.wants.is_waiting() {
+                    self.ask_at = self.ask_at.min(now + self.config.retry_ns);
                 }
             }
             (CoordinatorAnswer::Unknown, Standing::In { .. }) => {
@@ -431,7 +440,10 @@ impl Node {
                 self.store.check_count(&self.config, bucket, &name)?;
                 let staged = match self.staged.take() {
                     Some(staged) => staged,
-                    None => self.store.stage(&self.config, body)?,
+                    None => match self.store.stage(&self.config, body) {
+                        Ok(staged) => staged,
+                        Err(full) => return Err(self.without_room(now, bucket, to, body.len() as u64, full)),
+                    },
                 };
                 self.enqueue(now, Op { token, name, deed: Deed::Put { staged, lease_ns, pinned }, only_if });
                 Ok(None)
@@ -522,6 +534,7 @@ impl Node {
         self.standing = Standing::Out;
         self.map = None;
         self.calls.clear();
+        self.wants.clear();
         self.asking = None;
         self.store.begin(0);
         self.paged.begin();
@@ -561,6 +574,7 @@ impl Node {
             self.adopt_bucket(incarnation, number, &map);
         }
         self.map = Some(map);
+        self.forget_wants();
         self.ask_again(now);
     }
 

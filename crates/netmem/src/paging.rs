@@ -33,7 +33,7 @@ use requests::Requests;
 use spill::Spill;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use streams::Streams;
 use sys::{Mapping, Staging, Zeros};
@@ -106,6 +106,12 @@ pub enum PagingError {
         /// The kernel's error number.
         errno: i32,
     },
+    /// Pages of another size than the store's.
+    #[error("this kernel has pages of {page_bytes} bytes: paging is made for pages of {PAGE_BYTES}")]
+    PageSize {
+        /// Bytes of a page.
+        page_bytes: usize,
+    },
     /// A size that cannot be.
     #[error("a region has between 1 byte and 16 TiB, not {bytes} bytes")]
     Size {
@@ -165,8 +171,8 @@ pub struct PagingStats {
 /// A range of memory larger than the part of it that is here.
 ///
 /// [`read_at`](PagedRegion::read_at) and [`write_at`](PagedRegion::write_at) copy, and return an error for a page whose
-/// content cannot be had. [`bytes`](PagedRegion::bytes) and [`words`](PagedRegion::words) are the memory itself, and so is
-/// [`as_ptr`](PagedRegion::as_ptr). Whoever uses the memory itself must know:
+/// content cannot be had. [`words`](PagedRegion::words) are the memory itself, and so is [`as_ptr`](PagedRegion::as_ptr).
+/// Whoever uses the memory itself must know:
 ///
 /// * An access to a page whose content cannot be had ends the process with a message on standard error and the exit code
 ///   [`EXIT_PAGE_LOST`]. It never returns wrong content.
@@ -179,7 +185,8 @@ pub struct PagingStats {
 ///   region was made must pass on what it does not know.
 /// * Handlers of other signals must not touch the region: they may have interrupted the one who is bringing that page.
 /// * A forked child does not have the memory: touching it is a SIGSEGV, and the methods return an error.
-/// * Nobody else may change the mapping by `madvise`, `mprotect` or the like.
+/// * Nobody else may change the mapping by `madvise`, `mprotect` or the like. A process that locks its memory (`mlockall`)
+///   does not lock this: the region unlocks it, or no page could leave.
 /// * A fault runs on the stack of the thread, and takes some 8 KiB of it besides what the store's `fetch_now` takes.
 /// * The memory allocator of the program must not keep its own records there: the region's threads allocate.
 ///
@@ -207,6 +214,7 @@ pub struct PagedRegion {
 impl PagedRegion {
     /// A region of zeros. `bytes` is rounded up to whole pages for the memory itself.
     pub fn create(bytes: u64, options: PagingOptions, store: Arc<dyn PageStore>) -> Result<PagedRegion, PagingError> {
+        check_page_size(rustix::param::page_size())?;
         let page_bytes = PAGE_BYTES as u64;
         if bytes == 0 || bytes > BYTES_MAX {
             return Err(PagingError::Size { bytes });
@@ -278,12 +286,16 @@ impl PagedRegion {
         self.engine.mapping.base()
     }
 
-    /// The memory itself, as bytes that any thread may read and write; up to the end of the last page.
-    pub fn bytes(&self) -> &[AtomicU8] {
-        self.engine.mapping.atomics()
-    }
-
-    /// The memory itself, as double words that any thread may read and write; up to the end of the last page.
+    /// The memory itself, as double words that any thread may read and write; up to the end of the last page. Words of one
+    /// size are the only view of it: what atomic accesses of different sizes do to one place at the same time is not
+    /// defined. Bytes are copied, by [`read_at`](PagedRegion::read_at) and [`write_at`](PagedRegion::write_at), which may
+    /// meet accesses to words.
+    ///
+    /// ```compile_fail,E0599
+    /// fn at_the_same_time(region: &highwire_netmem::PagedRegion) {
+    ///     let _ = (region.words()[0].as_ptr(), region.bytes()[0].as_ptr());
+    /// }
+    /// ```
     pub fn words(&self) -> &[AtomicU64] {
         self.engine.mapping.atomic_words()
     }
@@ -578,9 +590,15 @@ pub struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// The memory.
-    pub fn bytes(&self) -> &[AtomicU8] {
-        &self.region.bytes()[self.offset as usize..][..self.bytes]
+    /// The memory: every double word that has a byte of the range. See [`PagedRegion::words`].
+    pub fn words(&self) -> &[AtomicU64] {
+        const WORD: usize = size_of::<AtomicU64>();
+        let begin = self.offset as usize;
+        match self.bytes {
+            0 => &[],
+            // Whole pages are held, and no word is in two of them.
+            bytes => &self.region.words()[begin / WORD..(begin + bytes).div_ceil(WORD)],
+        }
     }
 
     /// Its address, for system calls.
@@ -593,6 +611,11 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         (self.first..self.end).for_each(|page| self.region.engine.table.unpin(page));
     }
+}
+
+/// Pages go and come one by one, which the kernel does for whole pages of its own only.
+fn check_page_size(page_bytes: usize) -> Result<(), PagingError> {
+    if page_bytes == PAGE_BYTES { Ok(()) } else { Err(PagingError::PageSize { page_bytes }) }
 }
 
 /// A page that cannot leave.
@@ -633,3 +656,15 @@ const DIRECT_PAGES_MIN: usize = 8;
 const BRIDGED_PAGES_MAX: usize = 8;
 
 const BOUNCE_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_with_pages_of_another_size_is_refused_by_name() {
+        assert_eq!(check_page_size(4096), Ok(()));
+        let refused = check_page_size(65_536).unwrap_err().to_string();
+        assert!(refused.contains("65536") && refused.contains("4096"), "{refused}");
+    }
+}

@@ -166,8 +166,24 @@ impl RemotePages {
         Err(full)
     }
 
-    /// Stores a few pages that follow each other. All or none.
+    /// Stores a few pages that follow each other. What a node had that is gone gets another place: all of a page's content
+    /// is here.
     fn store_some(&self, pages: &[(u64, &[u8])]) -> Result<(), PageError> {
+        // Each attempt that fails forgets a node.
+        for _ in 0..NODES_MAX {
+            let Some(gone) = self.try_store(pages)? else { return Ok(()) };
+            self.spare().pages.retain(|page| page.incarnation != gone);
+            for (page, _) in pages {
+                if self.place(*page).is_some_and(|(handle, ..)| handle.incarnation == gone) {
+                    self.places[*page as usize].node.store(0, Release);
+                }
+            }
+        }
+        Err(PageError::Unreachable { page: pages[0].0 })
+    }
+
+    /// The same; the node that did not take its pages since it is gone, or has given them up.
+    fn try_store(&self, pages: &[(u64, &[u8])]) -> Result<Option<Incarnation>, PageError> {
         let mut new = Vec::new();
         let missing = pages.iter().filter(|(page, _)| self.place(*page).is_none()).count();
         while new.len() < missing {
@@ -193,10 +209,18 @@ impl RemotePages {
             let node = targets[at].0.incarnation;
             let end =
                 targets[at..].iter().position(|(page, _)| page.incarnation != node).map_or(pages.len(), |n| at + n);
-            self.write(node, &pages[at..end], &targets[at..end])?;
+            if let Err(error) = self.write(node, &pages[at..end], &targets[at..end]) {
+                // Pages that were taken for this and that no request has named. What the node was asked to write may
+                // have a version already: it stays the owner's until the region ends.
+                let unnamed = pages[at..].iter().zip(&targets[at..]);
+                let unnamed =
+                    unnamed.filter(|((page, _), _)| self.place(*page).is_none()).map(|(_, (handle, _))| *handle);
+                self.spare().pages.extend(unnamed.filter(|handle| handle.incarnation != node));
+                return if let PageError::Lost { .. } = error { Ok(Some(node)) } else { Err(error) };
+            }
             at = end;
         }
-        Ok(())
+        Ok(None)
     }
 
     fn write(&self, node: Incarnation, pages: &[(u64, &[u8])], targets: &[(PageHandle, u32)]) -> Result<(), PageError> {

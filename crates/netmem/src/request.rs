@@ -140,6 +140,14 @@ pub enum Ask {
     Figures,
 }
 
+impl Ask {
+    /// Whether it changes which names there are, or what they have: made twice, the second time perhaps after another
+    /// client's change, it would do harm.
+    pub(crate) fn changes_names(&self) -> bool {
+        matches!(self, Ask::Put { .. } | Ask::Remove { .. })
+    }
+}
+
 /// What a name must have for a change to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Expect {

@@ -19,8 +19,7 @@ use crate::request::{Answer, Figures, PeerRequest, Refusal, Request as Asked};
 use crate::spare::Spare;
 use crate::types::{Incarnation, NodeId};
 use highwire_rpc::{
-    CallError, Client, ClientOptions, Deferred, Manner, Reply, Request, Rpc, Serve, ServeError, Server, ServerOptions,
-    Services,
+    Client, ClientOptions, Deferred, Manner, Reply, Request, Rpc, Serve, ServeError, Server, ServerOptions, Services,
 };
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -381,8 +380,13 @@ impl Shared {
     }
 
     fn give<A: serde::Serialize>(&self, reply: &mut Reply, answer: &A) {
-        if exchange::answer(&self.frames, reply, answer, &[]).is_none() {
-            reply.fail_busy();
+        self.answer(reply, answer, &[]);
+    }
+
+    /// Answers what was done. Where there is no memory to say so, it was done all the same.
+    fn answer<A: serde::Serialize>(&self, reply: &mut Reply, answer: &A, body: &[u8]) {
+        if exchange::answer(&self.frames, reply, answer, body).is_none() {
+            reply.fail_forgotten();
         }
     }
 
@@ -393,7 +397,14 @@ impl Shared {
         }
         match self.bring(request.payload()) {
             Ok(staging) => self.asked(request, reply, Some(staging)),
-            Err(refusal) => self.give(reply, &Answer::Refused(refusal)),
+            Err(refusal) => {
+                let Some(asked) = request.decode::<Asked>() else { return reply.bad_arguments() };
+                let length = request.payload().len() as u64;
+                let refusal = self.node().refuse_unstaged(boot_ns(), &asked, length, refusal);
+                self.give(reply, &Answer::Refused(refusal));
+                // The coordinator may have to be asked.
+                self.wake();
+            }
         }
         self.pump();
     }
@@ -434,9 +445,7 @@ impl Shared {
         while let Some(output) = node.poll_output() {
             match output {
                 Output::Answer { token: of, answer, body } if of == token => {
-                    if exchange::answer(&self.frames, reply, &answer, &body).is_none() {
-                        reply.fail_busy();
-                    }
+                    self.answer(reply, &answer, &body);
                     answered = true;
                 }
                 output => {
@@ -520,11 +529,7 @@ impl Shared {
         match output {
             Output::Answer { token, answer, body } => {
                 let Some(deferred) = lock(&self.deferred).remove(&token) else { return };
-                deferred.answer(|reply| {
-                    if exchange::answer(&self.frames, reply, &answer, &body).is_none() {
-                        reply.fail_busy();
-                    }
-                });
+                deferred.answer(|reply| self.answer(reply, &answer, &body));
             }
             Output::Coordinator { ticket, request } => match (&self.coordinator, &self.elsewhere) {
                 (Some(coordinator), _) => {
@@ -615,18 +620,6 @@ pub(crate) fn connect(
         }
     }
     Err(last)
-}
-
-/// Whether a call that failed with this cannot have reached the handler.
-pub(crate) fn never_ran(error: &CallError) -> bool {
-    matches!(
-        error,
-        CallError::NotSent(_)
-            | CallError::ServerLeaving
-            | CallError::ServerBusy
-            | CallError::TooLate
-            | CallError::Cancelled
-    )
 }
 
 /// Whether it listens at every address of this host, which says to others nothing of where that is.

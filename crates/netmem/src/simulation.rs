@@ -1,5 +1,6 @@
 //! Nodes, a coordinator and clients in a network that delays, loses, cuts and reorders, on clocks that differ; nodes
-//! that crash, stop, leave and come back; a coordinator that restarts. All of it from a seed.
+//! that crash, stop, leave and come back; a coordinator that restarts; in some runs a node that has next to no room, whose
+//! objects have to be stored elsewhere. All of it from a seed.
 //!
 //! What is checked is in [`oracle`]. `HIGHWIRE_SEED=17` plays one seed, `HIGHWIRE_SEEDS=100000` so many.
 
@@ -146,6 +147,8 @@ struct Scenario {
     clients: usize,
     names: usize,
     pages: u64,
+    /// Pages of the first node, where it has fewer than the others: most of the pinned objects find no room there.
+    small: Option<u64>,
     loss_percent: u64,
     buckets: u16,
     /// Nodes are lost one at a time, when everything is in its place: with two copies nothing may vanish.
@@ -161,7 +164,7 @@ impl Scenario {
         let mut random = Random(mix(seed) ^ 0x5eed);
         let copies = 1 + random.below(2) as u8;
         let gentle = copies == 2 && random.chance(50);
-        Scenario {
+        let mut scenario = Scenario {
             seed,
             copies,
             nodes: 2 + random.below(4) as usize + usize::from(gentle),
@@ -169,13 +172,20 @@ impl Scenario {
             names: 2 + random.below(6) as usize,
             // As many as usual take longer: most of them are empty.
             buckets: if random.chance(3) { 1024 } else { 16 },
-            pages: if !gentle && random.chance(25) { 3 + random.below(12) } else { 500 },
+            pages: if !gentle && random.chance(25) { 3 + random.below(12) } else { ROOMY_PAGES },
             loss_percent: random.below(8),
             gentle,
             restarts: !gentle && random.chance(40),
             hectic: random.chance(30),
             seconds: 20 + random.below(40),
+            small: None,
+        };
+        // Enough others for all copies.
+        if scenario.pages >= ROOMY_PAGES && random.chance(20) {
+            scenario.small = Some(1 + random.below(3));
+            scenario.nodes = scenario.nodes.max(usize::from(copies) + 1);
         }
+        scenario
     }
 }
 
@@ -221,8 +231,12 @@ struct Report {
     leaves: u64,
     failures: u64,
     lapsed: u64,
+    /// Buckets that were placed by the room that nodes have, when runs ended.
+    placed: u64,
 }
 
+/// Pages of a node that has room for all objects of a run.
+const ROOMY_PAGES: u64 = 500;
 const COORDINATOR: usize = usize::MAX;
 const CLIENTS: usize = 1000;
 
@@ -329,6 +343,7 @@ impl Simulation {
                 text
             })?;
         }
+        self.report.placed = self.coordinator.as_ref().map_or(0, |coordinator| coordinator.placed() as u64);
         Ok(self.report)
     }
 
@@ -363,6 +378,12 @@ impl Simulation {
             && self.processes.iter().all(joined)
             && self.histories.iter().all(looked)
             && settled()
+    }
+
+    /// Whether all has been in its place for so long that whatever has room somewhere is to be stored.
+    fn is_at_peace(&self, since: u64) -> bool {
+        let peace = self.scenario.seconds * SECOND + 20 * SECOND;
+        self.ending && since > peace && self.members.len() == self.scenario.nodes
     }
 
     fn stuck(&self) -> Vec<String> {
@@ -521,8 +542,9 @@ fn nothing_stale_is_seen_and_nothing_vanishes_without_a_reason() {
     }
     println!("{done} seeds: {all:?}");
     if chosen.is_none() {
-        let Report { doubts, values, absences, losses, glances, old_epochs, arriving, leaves, lapsed, .. } = all;
-        let each = [doubts, values, absences, losses, glances, old_epochs, arriving, leaves, lapsed];
+        let Report { doubts, values, absences, losses, glances, old_epochs, arriving, leaves, lapsed, placed, .. } =
+            all;
+        let each = [doubts, values, absences, losses, glances, old_epochs, arriving, leaves, lapsed, placed];
         assert!(each.iter().all(|count| *count > 10), "{done} seeds did too little: {all:?}");
     }
 }
@@ -550,5 +572,6 @@ impl Report {
         self.leaves += other.leaves;
         self.failures += other.failures;
         self.lapsed += other.lapsed;
+        self.placed += other.placed;
     }
 }

@@ -1,8 +1,9 @@
 //! Nodes, a coordinator and clients, by way of real calls.
 
 use highwire_adapter::{UdpWire, WireConfig};
+use highwire_netmem::map::{Bucket, Map, Member};
 use highwire_netmem::request::{Expect, Refusal};
-use highwire_netmem::{Keep, Memory, MemoryError, MemoryOptions, NodeOptions, NodeServer, PagingOptions};
+use highwire_netmem::{Keep, Memory, MemoryError, MemoryOptions, Name, NodeOptions, NodeServer, PagingOptions};
 use highwire_proto::{ClusterKey, Keys};
 use highwire_rpc::Rpc;
 use highwire_vi::{Config, Nic};
@@ -41,19 +42,22 @@ impl Stage {
 
 /// Waits until every node leads its part, and nothing is on its way.
 fn settle(memory: &Memory, nodes: usize) {
-    let copies = |map: &highwire_netmem::map::Map| usize::from(map.copies).min(nodes);
+    let leads = |map: &Map, node: &Member| {
+        let leader = |bucket: &Bucket| bucket.owners.first().map(|owner| owner.incarnation);
+        map.buckets.iter().any(|bucket| leader(bucket) == Some(node.incarnation))
+    };
+    wait_for_map(memory, nodes, |map| map.nodes.iter().all(|node| leads(map, node)));
+}
+
+/// Waits until there are so many nodes, nothing is on its way, and the map is as it should be.
+fn wait_for_map(memory: &Memory, nodes: usize, is_right: impl Fn(&Map) -> bool) {
+    let copies = |map: &Map| usize::from(map.copies).min(nodes);
     for _ in 0..2000 {
         let seen = memory.nodes().unwrap().len();
         let map = memory.map().unwrap();
-        let whole = |bucket: &highwire_netmem::map::Bucket| {
-            bucket.owners.len() == copies(&map) && bucket.owners.iter().all(|owner| owner.full)
-        };
-        let leads = |node: &highwire_netmem::map::Member| {
-            map.buckets
-                .iter()
-                .any(|bucket| bucket.owners.first().is_some_and(|owner| owner.incarnation == node.incarnation))
-        };
-        if seen == nodes && map.nodes.iter().all(leads) && map.buckets.iter().all(whole) {
+        let whole =
+            |bucket: &Bucket| bucket.owners.len() == copies(&map) && bucket.owners.iter().all(|owner| owner.full);
+        if seen == nodes && is_right(&map) && map.buckets.iter().all(whole) {
             return;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -116,11 +120,12 @@ fn a_paged_region_is_read_and_written_beyond_its_budget() {
             assert!(back == content(piece, 65_536), "piece {piece} over {address}");
         }
         // The memory itself.
-        let bytes = region.bytes();
+        let words = region.words();
         for page in 0..4096u64 {
             let at = (page * 1657 % 4096 * 4096) as usize;
             let expected = content(at as u64 / 65_536, 65_536)[at % 65_536];
-            assert_eq!(bytes[at].load(std::sync::atomic::Ordering::Relaxed), expected, "{at} over {address}");
+            let word = words[at / 8].load(std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(word.to_ne_bytes()[0], expected, "{at} over {address}");
         }
         assert!(region.stats().fetched > 0 && node.figures().paged_pages > 0);
         drop(region);
@@ -337,4 +342,83 @@ fn a_node_keeps_its_lease_while_a_large_object_comes() {
     let full = memory.put("other", &vec![1; 257 << 20], pinned).unwrap_err();
     assert!(matches!(full.refusal(), Some(Refusal::Full { .. })), "{full}");
     assert_eq!(node.figures().free_pages, free);
+}
+
+/// Names of objects whose bucket this node leads.
+fn names_led_by(memory: &Memory, node: &NodeServer, prefix: &str, count: usize) -> Vec<String> {
+    let map = memory.map().unwrap();
+    let led = |name: &String| {
+        let bucket = map.bucket_of(&Name::new(name).unwrap());
+        map.leader(bucket).is_some_and(|leader| Some(leader.incarnation) == node.incarnation())
+    };
+    (0..).map(|number| format!("{prefix} {number}")).filter(led).take(count).collect()
+}
+
+#[test]
+fn objects_that_their_node_has_no_room_for_are_stored_at_another_and_stay_when_nodes_come_and_leave() {
+    let stage = Stage::new();
+    let first = stage.node("first", 4 * MIB, |_| {});
+    let second = stage.node("second", 64 * MIB, |options| options.coordinator = Some("shm:first".into()));
+    let memory = stage.memory("shm:first");
+    settle(&memory, 2);
+    let pinned = Keep { pinned: true, ..Keep::default() };
+    let mut contents = Vec::new();
+    for (seed, name) in names_led_by(&memory, &first, "filling", 15).into_iter().enumerate() {
+        contents.push((name, content(seed as u64, 256 << 10)));
+        memory.put(&contents[seed].0, &contents[seed].1, pinned).unwrap();
+    }
+    assert_eq!(first.figures().free_pages, 64, "the first node is nearly full");
+    // One of them comes to the node piece by piece, one in place of another content, the others in one request.
+    let mut names = names_led_by(&memory, &first, "more", 12);
+    names.push(contents[3].0.clone());
+    for (seed, name) in names.into_iter().enumerate() {
+        let bytes = content(100 + seed as u64, if seed == 5 { 5 << 20 } else { 300 << 10 });
+        memory.put(&name, &bytes, pinned).unwrap();
+        contents.retain(|(other, _)| *other != name);
+        contents.push((name, bytes));
+    }
+    let read = |contents: &[(String, Vec<u8>)]| {
+        for options in [true, false].map(|one_sided| MemoryOptions { one_sided, ..MemoryOptions::default() }) {
+            let memory = Memory::connect(&stage.rpc(), "shm:first", options).unwrap();
+            for (name, bytes) in contents {
+                assert!(memory.get(name).unwrap() == *bytes, "{name}");
+            }
+        }
+    };
+    read(&contents);
+    assert!(first.figures().dropped == 0 && second.figures().dropped == 0);
+    // What no node has room for is refused as ever.
+    let name = names_led_by(&memory, &second, "most", 1).remove(0);
+    let full = memory.put(&name, &vec![1; 62 << 20], pinned).unwrap_err();
+    assert!(matches!(full.refusal(), Some(Refusal::Full { .. })), "{full}");
+    // They go on to the node that has room, and not to the one where their names would be by themselves.
+    let _third = stage.node("third", 64 * MIB, |options| options.coordinator = Some("shm:first".into()));
+    settle(&memory, 3);
+    read(&contents);
+    let report = second.leave(Duration::from_secs(20));
+    assert!(report.handed_over, "{report:?}");
+    let moved = &contents[14..];
+    read(moved);
+}
+
+#[test]
+fn two_copies_are_stored_while_two_nodes_have_room() {
+    let stage = Stage::new();
+    let first = stage.node("first", MIB, |options| options.coordinating.copies = 2);
+    let join = |name: &str| stage.node(name, 64 * MIB, |options| options.coordinator = Some("shm:first".into()));
+    let (second, third) = (join("second"), join("third"));
+    let memory = stage.memory("shm:first");
+    settle(&memory, 3);
+    let pinned = Keep { pinned: true, ..Keep::default() };
+    // The small node leads some of them, and follows in others.
+    let names = [&first, &second, &third].map(|node| names_led_by(&memory, node, "object", 8)).concat();
+    for (seed, name) in names.iter().enumerate() {
+        memory.put(name, &content(seed as u64, 200 << 10), pinned).unwrap();
+    }
+    // There are two copies when nothing is on its way any more.
+    wait_for_map(&memory, 3, |_| true);
+    drop(second);
+    for (seed, name) in names.iter().enumerate() {
+        assert!(memory.get(name).unwrap() == content(seed as u64, 200 << 10), "{name}");
+    }
 }

@@ -114,6 +114,12 @@ impl Calls {
         (sequence - self.oldest) as u32
     }
 
+    /// True if it has left before.
+    #[inline]
+    pub fn is_sent(&self, sequence: u64) -> bool {
+        self.is_outstanding(sequence) && self.places[self.at(sequence)] == Progress::Sent
+    }
+
     /// True if it is outstanding.
     #[inline]
     pub fn is_outstanding(&self, sequence: u64) -> bool {

@@ -893,11 +893,7 @@ impl Drop for Pending {
 
 pub(crate) fn random() -> u128 {
     let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        // Fails only when it was interrupted, or before the machine has collected any randomness.
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()).unwrap_or(0);
-    }
+    highwire_mem::fill_random(&mut bytes);
     u128::from_le_bytes(bytes)
 }
 

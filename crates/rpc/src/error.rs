@@ -63,10 +63,10 @@ pub enum CallError {
         /// Bytes that there can be.
         most: u64,
     },
-    /// There is no memory for its arguments here. It did not run.
-    #[error("there is no memory for {bytes} bytes of arguments; is a limit of memory or descriptors reached?")]
+    /// There is no memory here for its arguments, or for the payload of its answer. It did not run.
+    #[error("there is no memory for {bytes} bytes of a call; is a limit of memory or descriptors reached?")]
     NoMemory {
-        /// Bytes of the arguments.
+        /// Bytes asked for.
         bytes: usize,
     },
     /// More bytes of arguments than a call carries. It did not run.
@@ -104,10 +104,9 @@ pub enum CallError {
     /// The server has as many calls waiting as it may. It did not run.
     #[error("the server has as many calls waiting as it may; try again later")]
     ServerBusy,
-    /// It ran once; its answer was lost with a connection and is too large to be kept.
-    #[error(
-        "the call ran, and its answer was lost with the connection; only calls that may be repeated are answered again"
-    )]
+    /// It ran once; its answer was lost with a connection and is too large to be kept, or the server had no memory to
+    /// make it.
+    #[error("the call ran, and its answer was lost; only calls that may be repeated are answered again")]
     AnswerForgotten,
     /// The connection was lost, and nobody can say whether it ran.
     #[error("the call may or may not have run: {0}")]
@@ -137,6 +136,51 @@ pub enum CallError {
     ForkedChild,
 }
 
+/// Whether a call that failed has run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It did not run, and will not: it can be made again without harm.
+    DidNotRun,
+    /// It ran, once and perhaps not to its end.
+    Ran,
+    /// It may have run, or may run yet.
+    Unknown,
+}
+
+impl CallError {
+    /// Whether the call has run: what decides whether it can be made again.
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            CallError::UnknownService { .. }
+            | CallError::UnknownVersion { .. }
+            | CallError::UnknownMethod { .. }
+            | CallError::BadArguments
+            | CallError::RequestTooLarge { .. }
+            | CallError::RoomTooLarge { .. }
+            | CallError::NoMemory { .. }
+            | CallError::ArgumentsTooLong { .. }
+            | CallError::TooLate
+            | CallError::ServerLeaving
+            | CallError::ServerBusy
+            | CallError::NotSent(_)
+            | CallError::WindowFull { .. }
+            | CallError::Buffer(_)
+            | CallError::SharedRoom => Outcome::DidNotRun,
+            CallError::BadResult
+            | CallError::PayloadTooLarge { .. }
+            | CallError::ResultTooLong { .. }
+            | CallError::Panicked
+            | CallError::AnswerForgotten => Outcome::Ran,
+            CallError::DeadlinePassed { .. }
+            | CallError::Cancelled
+            | CallError::OutcomeUnknown(_)
+            // These two also end calls that were started before.
+            | CallError::WouldStall
+            | CallError::ForkedChild => Outcome::Unknown,
+        }
+    }
+}
+
 /// Why a session with a server went on no longer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Lost {
@@ -162,6 +206,9 @@ pub enum Lost {
     /// The client was closed.
     #[error("the client was closed")]
     Closed,
+    /// The connection was made again, and the call could not be sent by it.
+    #[error("the connection ended after it was sent, and it could not be sent again: {0}")]
+    NotSentAgain(CallError),
 }
 
 /// Why a client could not connect.
@@ -226,4 +273,32 @@ pub struct Failed {
     pub sent: Payload,
     /// The room for the answer's.
     pub room: Payload,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_is_what_the_error_says_in_words() {
+        let lost = || Box::new(Lost::Closed);
+        let cases = [
+            (CallError::BadArguments, Outcome::DidNotRun),
+            (CallError::NoMemory { bytes: 1 }, Outcome::DidNotRun),
+            (CallError::ServerBusy, Outcome::DidNotRun),
+            (CallError::NotSent(lost()), Outcome::DidNotRun),
+            (CallError::TooLate, Outcome::DidNotRun),
+            (CallError::BadResult, Outcome::Ran),
+            (CallError::Panicked, Outcome::Ran),
+            (CallError::AnswerForgotten, Outcome::Ran),
+            (CallError::PayloadTooLarge { bytes: 2, room: 1 }, Outcome::Ran),
+            (CallError::Cancelled, Outcome::Unknown),
+            (CallError::DeadlinePassed { after: Duration::ZERO }, Outcome::Unknown),
+            (CallError::OutcomeUnknown(lost()), Outcome::Unknown),
+            (CallError::OutcomeUnknown(Box::new(Lost::NotSentAgain(CallError::SharedRoom))), Outcome::Unknown),
+        ];
+        for (error, outcome) in cases {
+            assert_eq!(error.outcome(), outcome, "{error}");
+        }
+    }
 }

@@ -47,7 +47,7 @@ mod tokens;
 
 pub use body::Body;
 pub use client::{Answer, Call, Client, ClientOptions, Method, Pending};
-pub use error::{CallError, Failed, Lost, OpenError};
+pub use error::{CallError, Failed, Lost, OpenError, Outcome};
 pub use head::Leaving;
 pub use hub::Rpc;
 pub use line::{BODY_BYTES_BESIDE_MAX, BODY_BYTES_MAX};

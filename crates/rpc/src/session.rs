@@ -109,6 +109,13 @@ impl Session {
         })
     }
 
+    /// True if [`Session::admit`] would not say that this call is to be begun: it was, or its caller has the answer.
+    pub fn was_begun(&self, sequence: u64, may_repeat: bool) -> bool {
+        let place = &self.places[(sequence & (self.places.len() as u64 - 1)) as usize];
+        let runs_again = may_repeat && place.state == State::NotKept;
+        sequence < self.acknowledged || (place.sequence == sequence && !runs_again)
+    }
+
     /// A call that was begun has its answer; `None` if that is too large to be kept. True if somebody waits for it.
     #[inline]
     pub fn finish(&mut self, sequence: u64, answer: Option<&[u8]>) -> bool {
@@ -193,8 +200,10 @@ mod tests {
             assert_eq!(session.admit(sequence, sequence as u32 - 1, true), Ok(Admission::Begin));
             assert!(session.finish(sequence, None));
         }
+        assert!(!session.was_begun(1, true) && session.was_begun(2, false));
         assert_eq!(session.admit(1, 0, true), Ok(Admission::Begin));
         assert_eq!(session.admit(2, 1, false), Ok(Admission::Forgotten));
+        assert!(session.was_begun(1, true) && !session.was_begun(3, false));
     }
 
     #[test]

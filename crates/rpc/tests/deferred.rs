@@ -4,7 +4,7 @@ use crate::support::{
     A_WHILE, PATIENCE, World, buffer, buffer_of, content, everywhere, everywhere_and_unsealed, until, within_patience,
 };
 use highwire_rpc::{
-    CallError, Client, Deferred, Manner, Method, Reply, Request, Rpc, Serve, Server, Service, Services,
+    CallError, Client, Deferred, Manner, Method, Outcome, Reply, Request, Rpc, Serve, Server, Service, Services,
 };
 use std::sync::{Arc, Mutex};
 
@@ -139,6 +139,8 @@ fn an_answer_that_nobody_waits_for_goes_nowhere() {
         until("the second", || waiting.count() == 2);
         let given_up = given_up.cancel().unwrap_err();
         assert_eq!(given_up.error, CallError::Cancelled);
+        // Both have begun: neither may be made again as if it had not.
+        assert_eq!([late.error.outcome(), given_up.error.outcome()], [Outcome::Unknown; 2]);
         settle(&client);
         let rooms = [late.room, given_up.room].map(|room| room.into_buffer().unwrap());
         for _ in 0..2 {

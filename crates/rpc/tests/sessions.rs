@@ -48,6 +48,26 @@ fn a_call_that_comes_again_is_told_the_answer_that_was_kept() {
 }
 
 #[test]
+fn a_call_that_ran_is_not_said_to_have_not_run_though_its_payload_finds_no_place_now() {
+    everywhere(|world| {
+        let served = world.serve();
+        let (nic, hello) = (world.nic(), Hello::new(6));
+        let (mut raw, welcome) = Raw::hello(&nic, &served.address, hello);
+        raw.say(&Call::new(COUNT, 1).encode(&encoded(&7u64)));
+        assert_eq!(raw::answered(&raw.hear()).status, raw::DONE);
+        drop(raw);
+        let (mut raw, second) = Raw::hello(&nic, &served.address, again(hello, welcome));
+        assert!(second.known);
+        // More than the server takes, as if its memory were exhausted.
+        let offer = [encoded(&7u64), u32::MAX.to_le_bytes().to_vec()].concat();
+        raw.say(&Call { flags: raw::IS_OFFER, ..Call::new(COUNT, 1) }.encode(&offer));
+        let answer = raw::answered(&raw.hear());
+        assert_eq!((answer.sequence, answer.status, decoded::<u32>(&answer.body)), (1, raw::DONE, 1));
+        assert_eq!(served.service.count_of(7), 1);
+    });
+}
+
+#[test]
 fn a_call_that_runs_while_its_connection_is_made_anew_is_answered_there() {
     everywhere(|world| {
         let served = world.serve();

@@ -19,10 +19,14 @@ fn join(coordinator: &mut Coordinator, now: u64, node: u64) -> Incarnation {
     }
 }
 
+fn renewal(incarnation: Incarnation, epoch: Epoch, settled: bool, leaving: bool) -> CoordinatorRequest {
+    let (stuck, short) = (Vec::new(), Vec::new());
+    CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room: 0, short }
+}
+
 fn renew(coordinator: &mut Coordinator, now: u64, incarnation: Incarnation, settled: bool) -> CoordinatorAnswer {
     let epoch = coordinator.map().epoch;
-    coordinator
-        .handle(now, CoordinatorRequest::Renew { incarnation, epoch, settled, leaving: false, stuck: Vec::new() })
+    coordinator.handle(now, renewal(incarnation, epoch, settled, false))
 }
 
 /// Everybody reports that all is done, until nothing changes any more. Returns how many maps that took.
@@ -188,7 +192,7 @@ fn a_former_leader_that_may_not_know_it_is_waited_for_even_if_its_successor_is_l
     assert!(passed.contains(&true));
     // A third node, as if it had come before: it gets what the second had.
     let third = coordinator.new_incarnation();
-    coordinator.nodes.push(Node { nonce: 0, incarnation: third, ends: u64::MAX, settled: Epoch(0) });
+    coordinator.nodes.push(Node { nonce: 0, incarnation: third, ends: u64::MAX, settled: Epoch(0), room: 0 });
     let member = Member { node: NodeId(3), incarnation: third, address: String::new(), leaving: false };
     coordinator.map.nodes.push(member);
     coordinator.state(first).unwrap().ends = u64::MAX;
@@ -240,10 +244,7 @@ fn a_node_leaves_when_others_have_what_it_had() {
     settle(&mut coordinator, 0, &[first, second]);
     let leave = |coordinator: &mut Coordinator| {
         let epoch = coordinator.map().epoch;
-        coordinator.handle(
-            0,
-            CoordinatorRequest::Renew { incarnation: second, epoch, settled: true, leaving: true, stuck: Vec::new() },
-        )
+        coordinator.handle(0, renewal(second, epoch, true, true))
     };
     let mut asked = 0;
     while leave(&mut coordinator) != CoordinatorAnswer::Left {
@@ -266,8 +267,7 @@ fn who_leaves_last_is_waited_for_until_its_lease_ends() {
     let mut leave = |coordinator: &mut Coordinator| {
         now += MS;
         let epoch = coordinator.map().epoch;
-        let renew =
-            CoordinatorRequest::Renew { incarnation: first, epoch, settled: true, leaving: true, stuck: Vec::new() };
+        let renew = renewal(first, epoch, true, true);
         coordinator.handle(now, renew)
     };
     let asked = (1..10).find(|_| leave(&mut coordinator) == CoordinatorAnswer::Left).unwrap();
@@ -287,6 +287,71 @@ fn when_the_last_node_is_lost_nobody_has_anything() {
     coordinator.handle_timeout(LEASE + 300 * MS);
     assert!(coordinator.map().nodes.is_empty());
     assert!(coordinator.map().buckets.iter().all(|bucket| bucket.owners.is_empty() && bucket.loss.is_some()));
+}
+
+#[test]
+fn a_bucket_without_room_goes_to_the_node_that_has_the_most_and_on_when_that_leaves() {
+    for copies in [1, 2] {
+        let mut coordinator = coordinator(copies);
+        let mut nodes = Vec::new();
+        for node in 1..=4 {
+            nodes.push(join(&mut coordinator, 0, node));
+            settle(&mut coordinator, 0, &nodes);
+        }
+        let report = |coordinator: &mut Coordinator, at: usize, room, leaving, short| {
+            let (incarnation, epoch, stuck) = (nodes[at], coordinator.map().epoch, Vec::new());
+            let settled = true;
+            let renew = CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short };
+            coordinator.handle(0, renew)
+        };
+        let rooms = [0, 50, 100, 70];
+        let settle = |coordinator: &mut Coordinator, nodes: &[usize]| {
+            for _ in 0..10 {
+                nodes.iter().for_each(|at| drop(report(coordinator, *at, rooms[*at], false, Vec::new())));
+            }
+            assert!(coordinator.is_quiet());
+        };
+        settle(&mut coordinator, &[0, 1, 2, 3]);
+        let owners = |coordinator: &Coordinator, bucket: u16| -> Vec<usize> {
+            let owners = &coordinator.map().bucket(bucket).owners;
+            owners.iter().map(|owner| nodes.iter().position(|node| *node == owner.incarnation).unwrap()).collect()
+        };
+        // Buckets that the first leads, with the second where there are two copies: one with content, one without.
+        let led = |bucket: &u16| owners(&coordinator, *bucket)[..] == [0, 1][..usize::from(copies)];
+        let [bucket, empty] = (0..BUCKETS).filter(led).take(2).collect::<Vec<_>>()[..] else { panic!() };
+        let short = |bucket, pages| Shortage { bucket, at: nodes[0], pages };
+        let before = coordinator.map().clone();
+        // No node has so much, and then the others stay where they are.
+        let answer = report(&mut coordinator, 0, 0, false, vec![short(bucket, 101), short(empty, 0)]);
+        assert!(matches!(answer, CoordinatorAnswer::Renewed { map: None, full, .. } if full == [bucket]));
+        // Not the affair of this node, or not of this bucket.
+        let answer = report(&mut coordinator, 1, 50, false, vec![short(bucket, 10), short(BUCKETS, 10)]);
+        assert!(matches!(answer, CoordinatorAnswer::Renewed { map: None, full, .. } if full.is_empty()));
+        assert_eq!(*coordinator.map(), before);
+        let answer = report(&mut coordinator, 0, 0, false, vec![short(bucket, 100), short(empty, 0)]);
+        assert!(matches!(answer, CoordinatorAnswer::Renewed { map: Some(_), full, .. } if full.is_empty()));
+        settle(&mut coordinator, &[0, 1, 2, 3]);
+        assert_eq!(owners(&coordinator, bucket), &[2, 1][..usize::from(copies)]);
+        // What was placed there counts before the node has said so.
+        assert_eq!(owners(&coordinator, empty), &[3, 1][..usize::from(copies)]);
+        let others = (0..BUCKETS).filter(|other| ![bucket, empty].contains(other));
+        let same = |other: &u16| coordinator.map().bucket(*other).owners == before.bucket(*other).owners;
+        assert!(others.clone().all(|other| same(&other)));
+        // The one that leaves hands it to the one that has room, not to the one where the bucket would be by its number.
+        for _ in 0..10 {
+            let left = report(&mut coordinator, 2, 100, true, Vec::new()) == CoordinatorAnswer::Left;
+            [0, 1, 3].iter().for_each(|at| drop(report(&mut coordinator, *at, rooms[*at], false, Vec::new())));
+            if left {
+                break;
+            }
+        }
+        assert_eq!(coordinator.map().nodes.len(), 3);
+        settle(&mut coordinator, &[0, 1, 3]);
+        let mut now = owners(&coordinator, bucket);
+        now.sort_unstable();
+        assert_eq!(now, if copies == 1 { vec![3] } else { vec![1, 3] });
+        assert_eq!(coordinator.placed(), 2);
+    }
 }
 
 #[test]
@@ -311,7 +376,15 @@ fn a_follower_that_does_not_answer_begins_again_and_a_successor_that_does_not_is
     };
     let (mine, other) = (led(&coordinator, first), led(&coordinator, second));
     let complain = |coordinator: &mut Coordinator, epoch, stuck| {
-        let renew = CoordinatorRequest::Renew { incarnation: first, epoch, settled: true, leaving: false, stuck };
+        let renew = CoordinatorRequest::Renew {
+            incarnation: first,
+            epoch,
+            settled: true,
+            leaving: false,
+            stuck,
+            room: 0,
+            short: Vec::new(),
+        };
         coordinator.handle(0, renew);
     };
     complain(&mut coordinator, epoch, vec![(other, second), (mine, first), (9999, second)]);

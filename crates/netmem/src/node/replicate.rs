@@ -345,13 +345,13 @@ impl Node {
                 self.calls.yields.remove(&call.bucket);
             }
         } else {
-            self.leading(call.bucket, |node, leading| node.stepped(leading, ticket, answer));
+            self.leading(call.bucket, |node, leading| node.stepped(now, leading, ticket, answer));
             self.run(now, call.bucket);
         }
         self.handle_timeout(now);
     }
 
-    fn stepped(&mut self, leading: &mut Leading<'_>, ticket: u64, answer: PeerAnswer) {
+    fn stepped(&mut self, now: u64, leading: &mut Leading<'_>, ticket: u64, answer: PeerAnswer) {
         let lead = &mut *leading.lead;
         let Some(stream) = lead.streams.iter_mut().find(|stream| stream.ticket == Some(ticket)) else { return };
         stream.ticket = None;
@@ -369,13 +369,20 @@ impl Node {
             (Pending::Complete, _) => stream.stage = Stage::Full,
             (Pending::Op, answer) => {
                 let Some(round) = &mut lead.round else { return };
+                let to = stream.to;
                 stream.made = Some(round.version);
                 if round.first == Some(stream.to) {
                     round.first = None;
                     if answer == PeerAnswer::NoRoom {
                         lead.streams.iter_mut().for_each(|stream| stream.made = None);
                         if let Some(round) = lead.round.take() {
-                            self.refuse(round.op, Refusal::SecondFull);
+                            let length = match &round.op.deed {
+                                Deed::Put { staged, .. } => staged.length,
+                                Deed::Remove | Deed::Renew { .. } => 0,
+                            };
+                            let (bucket, at) = (leading.bucket, to);
+                            let refusal = self.without_room(now, bucket, at, length, Refusal::SecondFull);
+                            self.refuse(round.op, refusal);
                         }
                     }
                 } else {

@@ -108,6 +108,20 @@ impl Store {
         }
     }
 
+    /// Pages that there are for content, some of them where objects have to go.
+    pub(crate) fn room(&self) -> u32 {
+        self.donation.available_pages().saturating_add(self.ageable_pages)
+    }
+
+    /// Pages that a bucket's objects have.
+    pub(crate) fn bucket_pages(&self, bucket: u16) -> u64 {
+        self.buckets[usize::from(bucket)].values().map(|object| object.pages.len() as u64).sum()
+    }
+
+    pub(crate) fn is_empty(&self, bucket: u16) -> bool {
+        self.buckets[usize::from(bucket)].is_empty()
+    }
+
     fn full(&self, asked: u64) -> Refusal {
         let Figures { pages, free_pages: free, pinned_pages: pinned, paged_pages: paged, .. } = self.figures();
         Refusal::Full { asked, free, pages, pinned, paged }

@@ -490,6 +490,39 @@ fn a_follower_that_cannot_be_reached_does_not_hold_up_changes_for_long() {
 }
 
 #[test]
+fn a_put_waits_for_a_node_with_room_and_is_refused_when_none_has() {
+    let mut cluster = Cluster::new(1, 2, 10);
+    let epoch = cluster.epoch();
+    let take = |count, turn| Ask::TakePages { owner: 1, count, lease_ns: LEASE, turn };
+    assert!(matches!(cluster.ask_node(0, epoch, take(9, 1), &[]).0, Answer::Pages { .. }));
+    let led = |cluster: &Cluster, name: &String| cluster.leader(&name_of(name)) == 0;
+    let names = (0..).map(|at| format!("n{at}")).filter(|name| led(&cluster, name)).take(3).collect::<Vec<_>>();
+    version(cluster.put(&names[0], b"small"));
+    let two = [1; 2 * PAGE_BYTES];
+    let bucket = bucket_of(&name_of(&names[1]));
+    assert_eq!(refused(&cluster.put(&names[1], &two)), &Refusal::Arriving { bucket });
+    cluster.pass(3_000);
+    assert_eq!(cluster.leader(&name_of(&names[1])), 1);
+    version(cluster.put(&names[1], &two));
+    // Those without content came along, the one with content did not.
+    assert_eq!((cluster.leader(&name_of(&names[2])), cluster.leader(&name_of(&names[0]))), (1, 0));
+    assert_eq!(cluster.get(&names[0]), Ok(b"small".to_vec()));
+    assert_eq!(cluster.get(&names[1]), Ok(two.to_vec()));
+    // No node has so much: that is known as soon as the coordinator was asked, and not for ever.
+    let nine = [2; 11 * PAGE_BYTES];
+    let name = &names[0];
+    assert!(matches!(refused(&cluster.put(name, &nine)), Refusal::Arriving { .. }));
+    assert!(matches!(refused(&cluster.put(name, &nine)), Refusal::Full { .. }));
+    let before = cluster.epoch();
+    cluster.pass(2_000);
+    assert_eq!(cluster.epoch(), before, "nothing moves for it");
+    assert!(matches!(refused(&cluster.put(name, &two)), Refusal::Arriving { .. }));
+    cluster.pass(3_000);
+    version(cluster.put(name, &two));
+    assert_eq!(cluster.nodes[1].figures().objects, 2);
+}
+
+#[test]
 fn a_second_node_without_room_refuses_for_both() {
     let mut cluster = Cluster::new(2, 2, 10);
     let owner = |cluster: &mut Cluster, at: usize, count| {

@@ -165,13 +165,27 @@ impl Mapping {
             if runs.len() > 1 && self.drop_many(&ranges[..runs.len()], bytes) {
                 continue;
             }
-            for range in &ranges[..runs.len()] {
-                // SAFETY: pages of this mapping. Whatever is read there next comes from where the pages are kept; no
-                // reference to plain bytes of the mapping is ever formed.
-                let refused = unsafe { libc::madvise(range.iov_base, range.iov_len, libc::MADV_DONTNEED) } != 0;
-                assert!(!refused, "the kernel does not take pages back: error {}", Errno::last().0);
-            }
+            ranges[..runs.len()].iter().for_each(|range| self.drop_range(range));
         }
+    }
+
+    /// Gives the pages of one range back. Of memory that is locked the kernel takes none: a process that has locked all it
+    /// had (mlockall) has it here as without, unlocked.
+    fn drop_range(&self, range: &libc::iovec) {
+        for _ in 0..LOCKED_AGAIN_MAX {
+            // SAFETY: pages of this mapping. Whatever is read there next comes from where the pages are kept; no
+            // reference to plain bytes of the mapping is ever formed.
+            if unsafe { libc::madvise(range.iov_base, range.iov_len, libc::MADV_DONTNEED) } == 0 {
+                return;
+            }
+            let error = Errno::last();
+            // SAFETY: this mapping, whose content this does not change.
+            let unlocked = unsafe { libc::munlock(self.base.as_ptr().cast(), self.bytes) } == 0;
+            assert!(error == Errno(libc::EINVAL) && unlocked, "the kernel does not take pages back: error {}", error.0);
+            // Perhaps it was for the lock that many at once were refused.
+            self.drops_many.store(self.this_process.is_some(), Ordering::Relaxed);
+        }
+        panic!("the kernel does not take pages back: they are locked again and again");
     }
 
     fn drop_many(&self, ranges: &[libc::iovec], bytes: usize) -> bool {
@@ -191,8 +205,8 @@ impl Mapping {
         };
         let all = dropped == bytes as libc::c_long;
         if !all {
-            // A kernel before 6.13 takes this advice from no process, not even for itself. Dropping a page a second time
-            // one by one does no harm.
+            // A kernel before 6.13 takes this advice from no process, not even for itself; any kernel refuses it for locked
+            // memory. Dropping a page a second time one by one does no harm.
             self.drops_many.store(false, Ordering::Relaxed);
         }
         all
@@ -213,16 +227,13 @@ impl Mapping {
         unsafe { copy_shared(from.as_ptr(), self.base.as_ptr().add(at), from.len()) };
     }
 
-    /// The whole range as bytes that any thread may read and write.
-    pub(super) fn atomics(&self) -> &[std::sync::atomic::AtomicU8] {
-        // SAFETY: mapped for reading and writing while `self` lives, and of any content. An access either happens (after a
-        // fault perhaps) or ends the process; pushing a page out and back changes no byte.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.bytes) }
-    }
-
-    /// The whole range as double words.
+    /// The whole range as double words that any thread may read and write. They are of one size: accesses of several sizes
+    /// to one place, at the same time, are not defined.
     pub(super) fn atomic_words(&self) -> &[AtomicU64] {
-        // SAFETY: as in `atomics`; the base is aligned to a page, and the length a multiple of one.
+        // SAFETY: mapped for reading and writing while `self` lives, and of any content; the base is aligned to a page, and
+        // the length a multiple of one. An access either happens (after a fault perhaps) or ends the process; pushing a page
+        // out and back changes no byte. Bytes are copied by instructions that the compiler cannot look into, as the kernel
+        // does it too.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.bytes / size_of::<u64>()) }
     }
 }
@@ -234,16 +245,16 @@ impl Drop for Mapping {
     }
 }
 
-/// Copies bytes one of whose sides other threads may read and write meanwhile, as if by relaxed atomic operations on each
-/// byte: the copy may be any mixture of old and new.
+/// Copies bytes one of whose sides other threads may read and write meanwhile: the copy may be any mixture of old and new.
+/// The compiler cannot look into the instructions, so that it makes no assumption about who else uses the bytes, and in which
+/// sizes.
 ///
 /// # Safety
 ///
 /// Both ranges are valid for `bytes`, and do not overlap.
 unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's; an instruction that the compiler cannot look into, so that it makes no assumption about who else
-    // uses the bytes. The direction flag is clear by the rules of the platform.
+    // SAFETY: the caller's. The direction flag is clear by the rules of the platform.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -253,15 +264,36 @@ unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
             options(nostack, preserves_flags)
         );
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    for at in 0..bytes {
-        use std::sync::atomic::AtomicU8;
-        // SAFETY: the caller's; one of them is the other threads' too, hence atomic.
-        unsafe {
-            let byte = (*from.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed);
-            AtomicU8::from_ptr(to.add(at)).store(byte, Ordering::Relaxed);
-        }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller's: 16 bytes at a time, then one by one.
+    unsafe {
+        std::arch::asm!(
+            "subs {left}, {left}, #16",
+            "b.lo 3f",
+            "2:",
+            "ldp {low}, {high}, [{from}], #16",
+            "stp {low}, {high}, [{to}], #16",
+            "subs {left}, {left}, #16",
+            "b.hs 2b",
+            "3:",
+            "adds {left}, {left}, #16",
+            "b.eq 5f",
+            "4:",
+            "ldrb {low:w}, [{from}], #1",
+            "strb {low:w}, [{to}], #1",
+            "subs {left}, {left}, #1",
+            "b.ne 4b",
+            "5:",
+            left = inout(reg) bytes => _,
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            low = out(reg) _,
+            high = out(reg) _,
+            options(nostack)
+        );
     }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    compile_error!("the copy of memory that other threads use is written for x86-64 and AArch64 only");
 }
 
 /// Private memory that takes none until it is touched, also in a process that locks all its memory: such a process would
@@ -504,6 +536,8 @@ const DROP_RUNS_MAX: usize = 64;
 
 /// Staging buffers: bits of a word.
 const STAGED_MAX: usize = 64;
+/// How often pages that are given back may have been locked once more meanwhile.
+const LOCKED_AGAIN_MAX: usize = 64;
 
 #[repr(C)]
 struct UffdioApi {

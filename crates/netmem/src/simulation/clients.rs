@@ -14,12 +14,12 @@ impl Simulation {
         let name = self.random.below(self.scenario.names as u64) as usize;
         let key = name_of(name);
         let (ask, deed) = match self.random.below(10) {
-            0..=3 if !self.ending => {
+            0..=3 if !self.ending || self.scenario.small.is_some() => {
                 let value = self.next_value;
                 self.next_value += 1;
                 self.report.puts += 1;
                 let lease_ns = if self.random.chance(15) { 2 * SECOND } else { 1000 * SECOND };
-                let pinned = self.random.chance(10);
+                let pinned = self.random.chance(if self.scenario.small.is_some() { 60 } else { 10 });
                 (Ask::Put { name: key, lease_ns, pinned, only_if: None }, Deed::Put { value, lease_ns })
             }
             4 if !self.ending => (Ask::Remove { name: key, only_if: None }, Deed::Remove),
@@ -117,6 +117,7 @@ impl Simulation {
         body: &[u8],
     ) -> Result<(), String> {
         let asked = self.customers[at].asked;
+        let peace = self.scenario.small.is_some() && self.is_at_peace(self.histories[name][index].start);
         let record = &mut self.histories[name][index];
         let seen = match (&mut record.deed, outcome) {
             (Deed::Put { .. }, Ok(Answer::Stored { .. })) | (Deed::Remove, Ok(Answer::Removed { .. })) => {
@@ -126,6 +127,9 @@ impl Simulation {
             (Deed::Put { .. } | Deed::Remove, Err(Failed::InDoubt)) => {
                 self.report.doubts += 1;
                 None
+            }
+            (Deed::Put { .. }, Err(error @ (Failed::Refused(_) | Failed::TimedOut { .. }))) if peace => {
+                return Err(format!("a put was not made though other nodes have room: {error}"));
             }
             (Deed::Put { .. } | Deed::Remove, Err(Failed::Refused(_) | Failed::TimedOut { .. })) => {
                 record.refused = true;

@@ -13,7 +13,8 @@ impl Simulation {
         if self.processes[at].node.is_some() {
             return;
         }
-        let donation = Donation::create(self.scenario.pages).expect("there is memory for a few pages");
+        let pages = self.scenario.small.filter(|_| at == 0).unwrap_or(self.scenario.pages);
+        let donation = Donation::create(pages).expect("there is memory for a few pages");
         let config = node::Config { sweep_ns: 500 * MS, keep_blocks: 0, copying_max: 1, ..node::Config::default() };
         let random = self.random.next();
         let process = &mut self.processes[at];

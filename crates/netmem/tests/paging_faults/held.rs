@@ -45,7 +45,12 @@ fn system_calls_use_what_is_held() {
     region.flush().unwrap();
     assert_eq!(read(), content.len() as isize);
     assert_eq!(store.stored_pages(), 512);
-    assert!(held.bytes().iter().zip(&content).all(|(byte, expected)| byte.load(Ordering::Relaxed) == *expected));
+    let found: Vec<u8> = held.words().iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
+    assert!(found == content);
+    // Words of a range that begins and ends inside of them, and of none.
+    let part = region.hold(200 * PAGE + 5, 12, Hold::Read).unwrap();
+    assert!(part.words().iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).eq(content[..24].to_vec()));
+    assert!(region.hold(200 * PAGE + 5, 0, Hold::Read).unwrap().words().is_empty());
     drop(held);
     press(&region, 3);
     let mut back = vec![0; content.len()];
@@ -103,7 +108,7 @@ fn too_much_is_refused_and_the_rest_goes_on() {
     store.lose(300);
     press_around(&region, 300);
     assert_eq!(region.hold(298 * PAGE, 4 * PAGE_BYTES, Hold::Read).unwrap_err(), PageError::Lost { page: 300 });
-    assert!(region.hold(7, 0, Hold::Write).unwrap().bytes().is_empty());
+    assert!(region.hold(7, 0, Hold::Write).unwrap().words().is_empty());
 }
 
 /// Pushes one page out without touching it.

@@ -168,6 +168,38 @@ fn a_process_that_locks_its_memory_has_no_more_of_it_here() {
 }
 
 #[test]
+fn a_process_that_locks_its_memory_later_goes_on_paging() {
+    const NAME: &str = "processes::a_process_that_locks_its_memory_later_goes_on_paging";
+    if role().is_none() {
+        let output = run_as(NAME, "lock");
+        assert!(output.status.success(), "{}", text(&output));
+        return;
+    }
+    let (region, _store) = region(1024, 64);
+    fill(&region);
+    for round in 1..=3 {
+        let evicted = region.stats().evicted;
+        // SAFETY: takes numbers.
+        if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
+            eprintln!("SKIPPED: {NAME}: this process may not lock its memory");
+            return;
+        }
+        for page in 0..1024 {
+            assert_eq!(word(&region, page).load(Ordering::Relaxed), page + 1, "round {round}");
+        }
+        fill(&region);
+        assert!(region.stats().evicted > evicted + 1000, "round {round}");
+        assert!(region.stats().resident_bytes <= 128 * PAGE_BYTES as u64);
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) }, 0);
+    region.flush().unwrap();
+    for page in 0..1024 {
+        assert_eq!(word(&region, page).load(Ordering::Relaxed), page + 1);
+    }
+}
+
+#[test]
 fn a_system_call_cannot_bring_pages() {
     let (region, _store) = region(256, 64);
     fill(&region);

@@ -86,6 +86,8 @@ struct Place {
     /// Of arguments, which may be the first piece of the payload.
     argument_bytes: u16,
     body_in_payload: bool,
+    /// It was sent by an earlier connection, and may have run.
+    is_sent_again: bool,
     sent: Lent,
     room: Lent,
     /// Bytes of room, and bytes that have landed there.
@@ -239,6 +241,7 @@ impl Core {
         place.body.extend_from_slice(if body_in_payload { &[] } else { arguments });
         place.argument_bytes = arguments.len() as u16;
         place.body_in_payload = body_in_payload;
+        place.is_sent_again = false;
         place.sent = Lent::of(payload);
         place.room = Lent::of(room);
         place.room_bytes = room_bytes;
@@ -288,8 +291,10 @@ impl Core {
 
     /// Sends a call, for the first time or after the connection was made anew.
     fn transmit(&mut self, sequence: u64) {
+        let is_sent_again = self.calls.is_sent(sequence);
         let unanswered = self.calls.send(sequence);
         let at = self.at(sequence);
+        self.places[at].is_sent_again |= is_sent_again;
         let (Some(line), place) = (&mut self.line, &mut self.places[at]) else { return };
         let mut reply_room = 0;
         match std::mem::take(&mut place.room) {
@@ -303,6 +308,7 @@ impl Core {
                     if line.ended().is_none() {
                         let error =
                             refused.map_or(CallError::SharedRoom, |refused| CallError::Buffer(Box::new(refused)));
+                        let error = place.unsent(error);
                         self.calls.end(sequence);
                         return self.settle(sequence, Err(error));
                     }
@@ -347,6 +353,7 @@ impl Core {
         if bytes > self.credit.request_bytes_max.into() {
             place.sent = Lent::Here(payload);
             let error = CallError::RequestTooLarge { bytes, most: self.credit.request_bytes_max.into() };
+            let error = place.unsent(error);
             self.end_unanswered(sequence);
             return self.settle(sequence, Err(error));
         }
@@ -378,8 +385,9 @@ impl Core {
             && matches!(place.sent, Lent::Away)
         {
             place.sent = Lent::of(payload);
+            let error = place.unsent(CallError::Buffer(Box::new(reason)));
             self.end_unanswered(sequence);
-            self.settle(sequence, Err(CallError::Buffer(Box::new(reason))));
+            self.settle(sequence, Err(error));
         }
     }
 
@@ -801,6 +809,15 @@ impl Place {
     #[inline]
     fn is_done(&self) -> bool {
         self.outcome.is_some() && !matches!(self.sent, Lent::Away) && !matches!(self.room, Lent::Away)
+    }
+
+    /// What it means that the call cannot be sent for this reason: if it was sent before, it may have run.
+    #[cold]
+    fn unsent(&self, error: CallError) -> CallError {
+        match self.is_sent_again {
+            true => CallError::OutcomeUnknown(Box::new(Lost::NotSentAgain(error))),
+            false => error,
+        }
     }
 
     #[cold]

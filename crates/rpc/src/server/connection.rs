@@ -257,13 +257,15 @@ impl Link {
         arguments: &[u8],
         received: Received,
     ) -> Turn {
-        if call.is_offer {
-            return self.offer(inner, call, arguments);
-        }
         let found = inner.find(&call);
         let Some((id, session)) = &mut self.session else { return Turn::Ends(Some(Leaving::Malformed)) };
         let may_repeat = found.as_ref().is_ok_and(|(_, manner)| manner.may_repeat);
         let sequence = call.sequence;
+        // One that ran before its connection ended is answered without its payload: that there is no memory for it now
+        // would say that it did not run.
+        if call.is_offer && !session.was_begun(sequence, may_repeat) {
+            return self.offer(inner, call, arguments);
+        }
         let ticket = Ticket { session: *id, incarnation: self.incarnation, sequence, room: call.reply_room };
         match session.admit(sequence, call.unanswered, may_repeat) {
             Ok(Admission::Begin) => {}

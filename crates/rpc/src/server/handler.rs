@@ -237,9 +237,14 @@ impl Reply {
         self.fail(Status::UnknownMethod);
     }
 
-    /// The server cannot do it now; the caller may try again.
+    /// The server cannot do it now, and has changed nothing: the caller takes it that the call did not run.
     pub fn fail_busy(&mut self) {
         self.fail(Status::Busy);
+    }
+
+    /// The call ran, and its answer cannot be made: the caller takes it that it ran.
+    pub fn fail_forgotten(&mut self) {
+        self.fail(Status::Forgotten);
     }
 
     /// The arguments are not those of the method.
