@@ -193,6 +193,7 @@ impl Bar {
         let (bytes, of, doing) = match progress {
             Progress::Compared { bytes, of } => (bytes, of, "comparing"),
             Progress::Moved { bytes, of } => (bytes, of, "moving"),
+            Progress::Verified { bytes, of } => (bytes, of, "verifying"),
         };
         if self.0.prefix() != doing {
             // What was there before is not part of the rate.

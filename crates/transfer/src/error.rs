@@ -221,6 +221,12 @@ pub enum ReceiveError {
         /// What it is.
         what: &'static str,
     },
+    /// What would be overwritten is no part of a file.
+    #[error("{path:?} was not left by an earlier `highwire receive`: move it away, or give another name with --output")]
+    ForeignPart {
+        /// The file of that name.
+        path: PathBuf,
+    },
     /// Nothing can be put there.
     #[error("{path:?} is no directory: make it first, or give another one")]
     NoDirectory {
@@ -295,6 +301,7 @@ impl ReceiveError {
         match self {
             ReceiveError::Exists { .. } => Some(Reason::Exists),
             ReceiveError::NotReplaceable { .. } => Some(Reason::NotReplaceable),
+            ReceiveError::ForeignPart { .. } => Some(Reason::ForeignPart),
             ReceiveError::Busy { .. } => Some(Reason::Busy),
             ReceiveError::Full { .. } => Some(Reason::Full),
             ReceiveError::NoDirectory { .. } => Some(Reason::Storage),

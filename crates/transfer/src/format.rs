@@ -292,6 +292,8 @@ pub enum Reason {
     Changed,
     /// The sender cannot read its file.
     Unreadable,
+    /// The receiver has a file called `NAME.part` that no receiver made.
+    ForeignPart,
     /// One of a later version.
     Unknown(u32),
 }
@@ -331,6 +333,9 @@ impl fmt::Display for Reason {
             Reason::Violation => "it does not understand this side: use the same highwire on both sides",
             Reason::Changed => "its file changed while it was sent: run both commands again when nobody writes to it",
             Reason::Unreadable => "it cannot read its file any more: see what it says there",
+            Reason::ForeignPart => {
+                "a file with .part behind this name is there, which no receiver left: move it away, or start the receiver with --output FILE"
+            }
             Reason::Unknown(code) => return write!(f, "of a reason that this version does not know (number {code})"),
         })
     }
@@ -366,7 +371,7 @@ const CHECKSUM_AT: usize = 32;
 /// What Linux can address in a file.
 const SIZE_MAX: u64 = i64::MAX as u64;
 /// In the order of their numbers, from 1.
-const REASONS: [Reason; 12] = [
+const REASONS: [Reason; 13] = [
     Reason::Exists,
     Reason::Busy,
     Reason::Full,
@@ -379,6 +384,7 @@ const REASONS: [Reason; 12] = [
     Reason::Violation,
     Reason::Changed,
     Reason::Unreadable,
+    Reason::ForeignPart,
 ];
 
 #[cfg(test)]

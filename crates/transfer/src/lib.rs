@@ -33,6 +33,7 @@ mod partial;
 mod receive;
 mod send;
 mod source;
+mod writer_watch;
 
 pub use checksum::Checksum;
 pub use destination::Destination;
@@ -58,6 +59,13 @@ pub enum Progress {
     /// The file was sent, or written, up to this byte.
     Moved {
         /// The bytes behind us, those of an earlier attempt among them.
+        bytes: u64,
+        /// The bytes of the file.
+        of: u64,
+    },
+    /// The file was read once more up to this byte, since it may have changed while it was sent.
+    Verified {
+        /// The bytes behind us.
         bytes: u64,
         /// The bytes of the file.
         of: u64,

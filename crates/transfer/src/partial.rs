@@ -5,7 +5,7 @@ use crate::destination::directory_of;
 use crate::error::ReceiveError;
 use crate::format::{BLOCK_BYTES, Offer, PIECE_BYTES, piece_of};
 use crate::source::kind;
-use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::fs::{CWD, OFlags, RenameFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, renameat_with};
 use rustix::io::Errno;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -20,6 +20,8 @@ pub(crate) struct Partial {
     file: File,
     /// Bytes in it that may be the beginning of the file.
     have: u64,
+    /// Bytes in it that must not be lost, since it is not known to be a receiver's.
+    guarded: u64,
 }
 
 impl Partial {
@@ -29,8 +31,9 @@ impl Partial {
         name.push(".part");
         let path = whole.with_file_name(name);
         let file = open_locked(&path, offer.mode)?;
-        let found = file.metadata().map_err(|error| ReceiveError::write(&path, 0, error))?;
-        Ok(Partial { path, whole, file, have: found.len().min(offer.size) })
+        let there = file.metadata().map_err(|error| ReceiveError::write(&path, 0, error))?.len();
+        let guarded = if is_receivers(&path, &file, there)? { 0 } else { there };
+        Ok(Partial { path, whole, file, have: there.min(offer.size), guarded })
     }
 
     /// Bytes that an earlier attempt left.
@@ -57,14 +60,26 @@ impl Partial {
         Ok(())
     }
 
-    /// Forgets everything behind the first `bytes`.
-    pub(crate) fn truncate(&self, bytes: u64) -> Result<(), ReceiveError> {
-        self.file.set_len(bytes).map_err(|error| self.failed(bytes, error))
+    /// Forgets everything behind the first `bytes`, and has nobody read the rest who may not read the file. Until here
+    /// nothing has changed.
+    pub(crate) fn truncate(&self, bytes: u64, offer: &Offer) -> Result<(), ReceiveError> {
+        if bytes < self.guarded {
+            return Err(ReceiveError::ForeignPart { path: self.path.clone() });
+        }
+        let failed = |error| self.failed(bytes, error);
+        let mode = self.file.metadata().map_err(failed)?.mode();
+        // If the file belongs to another user, that user decides.
+        let _ = self.file.set_permissions(Permissions::from_mode(mode & (offer.mode | 0o600)));
+        self.file.set_len(bytes).map_err(failed)
     }
 
-    /// Writes `piece` from byte `at` on.
-    pub(crate) fn write(&self, piece: &[u8], at: u64) -> Result<(), ReceiveError> {
-        self.file.write_all_at(piece, at).map_err(|error| self.failed(at, error))
+    /// Writes `piece` at byte `at`, where the file ends. Zeros become a hole, which takes no room on the disk.
+    pub(crate) fn append(&self, piece: &[u8], at: u64) -> Result<(), ReceiveError> {
+        let written = match piece.chunks(ZEROS.len()).all(|chunk| chunk == &ZEROS[..chunk.len()]) {
+            true => self.file.set_len(at + piece.len() as u64),
+            false => self.file.write_all_at(piece, at),
+        };
+        written.map_err(|error| self.failed(at, error))
     }
 
     /// Gives the file its permissions, its time and its name, all of it being there.
@@ -77,6 +92,8 @@ impl Partial {
             self.file.sync_all().map_err(failed)?;
         }
         self.rename(replace)?;
+        // A crash before this leaves a mark that nobody looks for under this name. The file need not have one.
+        let _ = fremovexattr(&self.file, MARK);
         // Now, since until now another attempt would have had to open it. It was created with the sender's bits, less
         // those that the user's umask forbids, but writable.
         let writable = self.file.metadata().map_err(failed)?.permissions();
@@ -140,9 +157,22 @@ fn open_locked(path: &Path, mode: u32) -> Result<File, ReceiveError> {
     if !is_at(path, &opened) {
         return Err(ReceiveError::Busy { path: path.into() });
     }
-    // What is private there is not to be read here meanwhile. If it is not ours, its owner decides.
-    let _ = file.set_permissions(Permissions::from_mode(opened.mode() & (mode | 0o600)));
     Ok(file)
+}
+
+/// True if a receiver made this file, with `there` bytes in it now: it is marked, or it is empty and marked now. A file
+/// that could have a mark and has none is another program's. False where the file system has no marks.
+fn is_receivers(path: &Path, file: &File, there: u64) -> Result<bool, ReceiveError> {
+    let marked = match fgetxattr(file, MARK, &mut [0; 1]) {
+        Err(Errno::NODATA) if there == 0 => fsetxattr(file, MARK, b"1", XattrFlags::empty()),
+        marked => marked.map(|_| ()),
+    };
+    match marked {
+        Ok(()) => Ok(true),
+        Err(Errno::NODATA) => Err(ReceiveError::ForeignPart { path: path.into() }),
+        Err(Errno::NOTSUP) => Ok(there == 0),
+        Err(errno) => Err(ReceiveError::write(path, 0, errno.into())),
+    }
 }
 
 /// That the file of this description is the one at `path`.
@@ -161,3 +191,8 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
         renamed => Ok(renamed?),
     }
 }
+
+/// What a page is compared with: content that is not zero differs from it at its first bytes.
+const ZEROS: [u8; 4096] = [0; 4096];
+/// An extended attribute of every file that a receiver made, until the file is whole.
+const MARK: &str = "user.highwire.part";

@@ -51,7 +51,7 @@ fn accept<S: Read + Write>(
     let offer = Offer::read(stream)?;
     let partial = Partial::open(destination.path(&offer.name)?, &offer)?;
     let (from, checksum) = agree(stream, &partial, progress)?;
-    partial.truncate(from)?;
+    partial.truncate(from, &offer)?;
     let mut receiving = Receiving { stream, partial: &partial, size: offer.size, progress, at: from, checksum };
     let checksum = receiving.run()?;
     let path = partial.finish(&offer, destination.replaces(), destination.syncs())?;
@@ -138,7 +138,7 @@ impl<S: Read + Write, P: FnMut(Progress)> Receiving<'_, S, P> {
         if checksum != record.checksum {
             return Err(ReceiveError::Damaged { from: self.at, to });
         }
-        self.partial.write(piece, self.at)?;
+        self.partial.append(piece, self.at)?;
         let ends_block = self.at / BLOCK_BYTES != to / BLOCK_BYTES;
         (self.at, self.checksum) = (to, checksum);
         if ends_block {

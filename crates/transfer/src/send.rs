@@ -4,15 +4,16 @@ use crate::checksum::Checksum;
 use crate::error::{PeerError, SendError, Violation};
 use crate::format::{AHEAD_BYTES_MAX, BLOCK_BYTES, PIECE_BYTES, RECORD_BYTES, Record, Tag, VERSION, piece_of};
 use crate::source::Source;
+use crate::writer_watch::WriterWatch;
 use crate::{Outcome, Progress};
 use std::io::{Read, Write};
 
 /// Sends the file, and returns when the receiver has it in its place.
 ///
 /// ```text
-/// offer ──▶ have, kept … ──▶ from ──▶ data ──▶ done ──▶ done comes back: Ok
-///           as far as both             │  ▲
-///           are the same               ▼  │ kept
+/// offer ──▶ have, kept … ──▶ from ──▶ data ──▶ verify ──▶ done ──▶ done comes back: Ok
+///           as far as both             │  ▲    if the file may
+///           are the same               ▼  │ kept have changed
 ///                                    four blocks ahead
 /// ```
 pub fn send<S: Read + Write>(
@@ -20,13 +21,16 @@ pub fn send<S: Read + Write>(
     source: &Source,
     progress: impl FnMut(Progress),
 ) -> Result<Outcome, SendError> {
-    let mut sending = Sending { stream, source, progress, at: 0, checksum: Checksum::EMPTY, kept: 0 };
+    let watch = source.watch();
+    let mut sending = Sending { stream, source, watch, progress, at: 0, checksum: Checksum::EMPTY, kept: 0 };
     sending.run().map_err(|error| sending.explain(error))
 }
 
 struct Sending<'a, S, P> {
     stream: &'a mut S,
     source: &'a Source,
+    /// Since before the first byte was read.
+    watch: WriterWatch<'a>,
     progress: P,
     /// The byte that comes next, and the checksum of those before it.
     at: u64,
@@ -42,6 +46,7 @@ impl<S: Read + Write, P: FnMut(Progress)> Sending<'_, S, P> {
         let resumed_from = self.at;
         self.say(Tag::From)?;
         self.pour()?;
+        self.verify()?;
         self.say(Tag::Done)?;
         self.await_confirmation()?;
         Ok(Outcome { bytes: self.at, resumed_from, checksum: self.checksum })
@@ -66,7 +71,7 @@ impl<S: Read + Write, P: FnMut(Progress)> Sending<'_, S, P> {
             let theirs = self.block_checksum(end)?;
             // Checksums behind a difference are of no use, but they are on their way.
             if same {
-                let ours = self.checksum_up_to(end, &mut buffer)?;
+                let ours = self.checksum_between((self.at, self.checksum), end, &mut buffer)?;
                 same = ours == theirs;
                 if same {
                     (self.at, self.checksum) = (end, ours);
@@ -104,9 +109,9 @@ impl<S: Read + Write, P: FnMut(Progress)> Sending<'_, S, P> {
         }
     }
 
-    /// Of the file up to `end`, going on from here.
-    fn checksum_up_to(&self, end: u64, buffer: &mut [u8]) -> Result<Checksum, SendError> {
-        let (mut at, mut checksum) = (self.at, self.checksum);
+    /// Of the file up to `end`, going on from a place whose checksum is known.
+    fn checksum_between(&self, from: (u64, Checksum), end: u64, buffer: &mut [u8]) -> Result<Checksum, SendError> {
+        let (mut at, mut checksum) = from;
         while at < end {
             let piece = piece_of(buffer, end - at);
             self.source.read(piece, at)?;
@@ -134,6 +139,27 @@ impl<S: Read + Write, P: FnMut(Progress)> Sending<'_, S, P> {
             self.stream.write_all(&buffer[..RECORD_BYTES + bytes]).map_err(PeerError::from)?;
             self.at += bytes as u64;
             (self.progress)(Progress::Moved { bytes: self.at, of: size });
+        }
+        Ok(())
+    }
+
+    /// That what was sent is what the file was at one moment.
+    ///
+    /// If no process could write to the file, it was so all the while. Otherwise the file is read once more: a byte that
+    /// is the same before and after the moment between the two passes was so at that moment, unless it was changed and
+    /// changed back.
+    fn verify(&mut self) -> Result<(), SendError> {
+        if !self.watch.saw_no_writer() {
+            let mut buffer = vec![0; PIECE_BYTES];
+            let mut again = (0, Checksum::EMPTY);
+            while again.0 < self.at {
+                let end = self.at.min(again.0 + BLOCK_BYTES);
+                again = (end, self.checksum_between(again, end, &mut buffer)?);
+                (self.progress)(Progress::Verified { bytes: end, of: self.at });
+            }
+            if again.1 != self.checksum {
+                return Err(self.source.changed());
+            }
         }
         // Of an empty file, and of one that the receiver has already, no piece was read.
         self.source.check_end()

@@ -2,6 +2,7 @@
 
 use crate::error::SendError;
 use crate::format::{FileName, Offer};
+use crate::writer_watch::WriterWatch;
 use rustix::fs::OFlags;
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -39,6 +40,11 @@ impl Source {
         &self.offer
     }
 
+    /// Watches for processes that write to it, from now on.
+    pub(crate) fn watch(&self) -> WriterWatch<'_> {
+        WriterWatch::begin(&self.file)
+    }
+
     /// Fills `piece` from byte `at` on, if the file is still the one that was opened.
     pub(crate) fn read(&self, piece: &mut [u8], at: u64) -> Result<(), SendError> {
         match self.file.read_exact_at(piece, at) {
@@ -64,7 +70,7 @@ impl Source {
         }
     }
 
-    fn changed(&self) -> SendError {
+    pub(crate) fn changed(&self) -> SendError {
         SendError::Changed { path: self.path.clone() }
     }
 

@@ -2,4 +2,5 @@
 
 mod exchange;
 mod hostile;
+mod mapped;
 mod place;

@@ -20,6 +20,11 @@ impl Place {
         Place::in_directory(tempfile::tempdir().unwrap(), bytes)
     }
 
+    /// On the file system of this directory.
+    pub fn within(parent: &Path, bytes: usize) -> Place {
+        Place::in_directory(tempfile::tempdir_in(parent).unwrap(), bytes)
+    }
+
     fn in_directory(directory: tempfile::TempDir, bytes: usize) -> Place {
         let bytes = content(bytes);
         for name in ["there", "here"] {
@@ -48,6 +53,12 @@ impl Place {
 
     pub fn part(&self) -> PathBuf {
         self.here().join("letter.part")
+    }
+
+    /// Leaves these bytes as an earlier attempt would have left them.
+    pub fn leave_part(&self, bytes: &[u8]) {
+        fs::write(self.part(), bytes).unwrap();
+        rustix::fs::setxattr(self.part(), "user.highwire.part", b"1", rustix::fs::XattrFlags::empty()).unwrap();
     }
 
     pub fn destination(&self) -> Destination {
