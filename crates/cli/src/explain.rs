@@ -24,7 +24,14 @@ pub(crate) struct ExplainArgs {
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     let processes = match args.process {
         Some(number) => vec![processes::one(number)?],
-        None => processes::all()?,
+        None => {
+            let mut processes = processes::all()?;
+            processes.extend(processes::plain());
+            // One that had sockets before it was confined tells of itself, and comes first.
+            processes.sort_by_key(|process| process.number);
+            processes.dedup_by_key(|process| process.number);
+            processes
+        }
     };
     let text = if args.json { object(&processes, args.all).to_string() + "\n" } else { text(&processes, args.all) };
     crate::print(&text)
@@ -48,6 +55,10 @@ fn process_text(process: &Process, all: bool) -> String {
         let _ = write!(text, "; switched off, `highwire lanes on {}` allows lanes again", process.number);
     }
     text.push('\n');
+    if let Some(reason) = &process.plain {
+        wrap(&format!("runs plain: {}", reason.words), &mut text);
+        return text;
+    }
     let shown: Vec<&Socket> = shown(process, all).collect();
     if shown.is_empty() {
         let (count, plural) = (process.sockets.len(), if process.sockets.len() == 1 { "" } else { "s" });
@@ -127,11 +138,11 @@ fn shown(process: &Process, all: bool) -> impl Iterator<Item = &Socket> {
 
 /// Words below a socket, none beyond the last column.
 fn wrap(words: &str, text: &mut String) {
-    let mut width = COLUMNS;
+    let mut width = 0;
     for word in words.split(' ') {
         let length = word.chars().count();
-        if width + 1 + length > COLUMNS {
-            let separator = if width == COLUMNS { "" } else { "\n" };
+        if width == 0 || width + 1 + length > COLUMNS {
+            let separator = if width == 0 { "" } else { "\n" };
             let _ = write!(text, "{separator}{INDENT}{word}");
             width = INDENT.len() + length;
         } else {
@@ -151,6 +162,8 @@ fn object(processes: &[Process], all: bool) -> Value {
                 "user": process.user,
                 "program": process.program,
                 "switched_off": process.switched_off,
+                "plain": process.plain.as_ref().map(|reason| reason.name.as_str()),
+                "plain_words": process.plain.as_ref().map(|reason| reason.words.as_str()),
                 "sockets": shown(process, all).map(socket_object).collect::<Vec<Value>>(),
             })
         })
@@ -222,7 +235,14 @@ mod tests {
     }
 
     fn process(sockets: Vec<Socket>) -> Process {
-        Process { number: 77, user: 1000, program: "redis-server".to_owned(), switched_off: false, sockets }
+        Process {
+            number: 77,
+            user: 1000,
+            program: "redis-server".to_owned(),
+            switched_off: false,
+            plain: None,
+            sockets,
+        }
     }
 
     fn paired() -> Counters {
@@ -286,6 +306,28 @@ process 77 of user 1000: redis-server
         assert_eq!(told.lines().find(|line| line.chars().count() > COLUMNS), None, "{told}");
     }
 
+    /// A line that is exactly full ends there, and the next word begins the next line.
+    #[test]
+    fn no_two_words_are_glued_where_a_line_is_exactly_full() {
+        for length in 1..=COLUMNS {
+            let words = format!("{} after it", "x".repeat(length));
+            let mut told = String::new();
+            wrap(&words, &mut told);
+            assert_eq!(told.split_whitespace().collect::<Vec<_>>().join(" "), words, "{told:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_runs_plain_is_listed_with_its_reason() {
+        let mut plain = process(Vec::new());
+        plain.plain = Some(highwire_lane::program::Unfit::Static.into());
+        let told = text(std::slice::from_ref(&plain), false);
+        assert!(told.starts_with("process 77 of user 1000: redis-server\n        runs plain: it is linked"), "{told}");
+        let told = object(&[plain], false);
+        assert_eq!((&told["processes"][0]["plain"], &told["processes"][0]["sockets"]), (&json!("static"), &json!([])));
+        assert_eq!(object(&[process(Vec::new())], false)["processes"][0]["plain"], Value::Null);
+    }
+
     #[test]
     fn idle_sockets_are_left_out_unless_all_are_asked_for() {
         let idle = || process(vec![socket(3, Some(Counters::sample(&[(Counter::Sleeps, 1)])))]);
@@ -313,6 +355,8 @@ process 77 of user 1000: redis-server
         for part in ["", "/processes/0", "/processes/0/sockets/0", "/processes/0/sockets/0/lane"] {
             names.extend(object.pointer(part).unwrap().as_object().unwrap().keys().cloned());
         }
+        names.extend(highwire_lane::program::Unfit::ALL.map(|unfit| unfit.name().to_owned()));
+        names.push(crate::run::UNPREPARED.to_owned());
         for name in names {
             assert!(document.contains(&format!("`{name}`")), "`{name}` is missing in {path}");
         }

@@ -4,21 +4,23 @@
 //! numbers may be anything, and root, who reads the files of all users, follows none of their links.
 
 use crate::kernel_sockets::{KernelSocket, KernelTables, socket_descriptors};
+use crate::run::PlainReason;
 use anyhow::{Context, bail};
 use highwire_lane::counters::{
     COUNTERS, Counter, HEADER_WORDS, MAGIC, PROCESS_WORD, Reason, SLOT_WORDS, SWITCH_WORD, directory,
 };
+use highwire_lane::program::{self, Unfit};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A process that is run with Highwire and has had a TCP socket.
+/// A process that is run with Highwire and has had a TCP socket, or that runs plain.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) number: u32,
@@ -27,6 +29,8 @@ pub(crate) struct Process {
     pub(crate) program: String,
     /// Its lanes are off, by `highwire lanes off`.
     pub(crate) switched_off: bool,
+    /// Why it has no lanes, where it cannot have any.
+    pub(crate) plain: Option<PlainReason>,
     pub(crate) sockets: Vec<Socket>,
 }
 
@@ -122,6 +126,9 @@ fn find(number: u32) -> anyhow::Result<Process> {
         }
     }
     let Ok(owner) = owner else { bail!("there is no such process") };
+    if let Some(process) = plain_one(number, owner) {
+        return Ok(process);
+    }
     let own = rustix::process::geteuid();
     if !own.is_root() && own.as_raw() != owner && folder_of(owner).exists() {
         bail!(
@@ -130,7 +137,7 @@ fn find(number: u32) -> anyhow::Result<Process> {
         );
     }
     match fs::read_to_string(format!("/proc/{number}/maps")) {
-        Ok(maps) if maps.contains("/libhighwire-") => bail!(
+        Ok(maps) if maps.contains(LIBRARY) => bail!(
             "it is run with Highwire, but has no TCP socket yet, or gave up its rights (user, root, system calls) \
              before it had one"
         ),
@@ -139,6 +146,140 @@ fn find(number: u32) -> anyhow::Result<Process> {
         Err(_) => bail!("it was not started with `highwire run`, or has no TCP socket yet"),
     }
 }
+
+/// Processes of this user that were started with Highwire and run plain; for root, of every user.
+pub(crate) fn plain() -> Vec<Process> {
+    let own = rustix::process::geteuid();
+    let mut processes = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(number) = entry.file_name().to_str().and_then(number) else { continue };
+        let Ok(user) = entry.metadata().map(|metadata| metadata.uid()) else { continue };
+        processes.extend(plain_one(number, user).filter(|_| own.is_root() || own.as_raw() == user));
+    }
+    processes.sort_by_key(|process| process.number);
+    processes
+}
+
+fn plain_one(number: u32, user: u32) -> Option<Process> {
+    let reason = noted_plain(number, user).or_else(|| inherited_plain(number))?;
+    Some(Process {
+        number,
+        user,
+        program: program_of(number),
+        switched_off: false,
+        plain: Some(reason),
+        sockets: Vec::new(),
+    })
+}
+
+/// Writes down why this process, which is about to become a program, has no lanes. Where nothing can be written, nothing is.
+pub(crate) fn note_plain(reason: &PlainReason) {
+    // Folders of a user that is not mapped may be another user's.
+    if !highwire_lane::claim::own_user_is_mapped() {
+        return;
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let process = std::process::id();
+    let Some(started) = started(process) else { return };
+    let text = format!("{started}\n{}\n{}\n", reason.name, reason.words.replace('\n', " "));
+    // A file beyond this limit would end this process by a signal.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if limit.is_some_and(|limit| limit < text.len() as u64) {
+        return;
+    }
+    let _ = plain_folders(user).iter().any(|folder| {
+        // The first of them also has the library, which other users may read.
+        if crate::run::own_folder(folder, 0o755).is_err() {
+            return false;
+        }
+        crate::run::remove_dead(folder);
+        let path = folder.join(format!("{PLAIN_PREFIX}{process}"));
+        // Of an earlier process of this number.
+        let _ = fs::remove_file(&path);
+        let created = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        created.is_ok_and(|mut file| {
+            let written = file.write_all(text.as_bytes());
+            if written.is_err() {
+                let _ = fs::remove_file(&path);
+            }
+            written.is_ok()
+        })
+    });
+}
+
+/// What `highwire run` wrote down of a process before it became the program; what it wrote of another one is removed.
+fn noted_plain(process: u32, owner: u32) -> Option<PlainReason> {
+    // A program may have changed its user: then root sees it in the folder of the user before.
+    let own = rustix::process::geteuid();
+    let users = if own.is_root() { users().unwrap_or_default() } else { vec![own.as_raw()] };
+    users.into_iter().chain([owner]).flat_map(plain_folders).find_map(|folder| {
+        let path = folder.join(format!("{PLAIN_PREFIX}{process}"));
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, Mode::empty()).ok()?;
+        let mut text = String::new();
+        File::from(file).take(PLAIN_BYTES_MAX).read_to_string(&mut text).ok()?;
+        let mut lines = text.lines();
+        let (Some(began), Some(name), Some(words)) = (lines.next(), lines.next(), lines.next()) else { return None };
+        if started(process).is_none_or(|started| started.to_string() != began) {
+            let _ = fs::remove_file(&path);
+            return None;
+        }
+        Some(PlainReason { name: printable(name), words: printable(words) })
+    })
+}
+
+/// Why a process has no lanes that was to have them, since a program under Highwire started it. What the kernel tells of it
+/// is enough.
+fn inherited_plain(process: u32) -> Option<PlainReason> {
+    let read = |what: &str| fs::read(format!("/proc/{process}/{what}")).ok();
+    let contains = |text: &[u8], part: &str| text.windows(part.len()).any(|window| window == part.as_bytes());
+    let preloads = |variable: &[u8]| variable.starts_with(b"LD_PRELOAD=") && contains(variable, LIBRARY);
+    if !read("environ")?.split(|byte| *byte == 0).any(preloads) {
+        return None;
+    }
+    let maps = read("maps").filter(|maps| !maps.is_empty())?;
+    if !contains(&maps, LIBRARY) {
+        // One that is just being started has not loaded it yet.
+        return program::unfit_process(process).map(PlainReason::from);
+    }
+    let mut names = maps.split(|byte| *byte == b'\n').filter_map(|line| line.rsplit(|byte| *byte == b'/').next());
+    if names.any(program::is_sanitizer) {
+        return Some(Unfit::Sanitizer.into());
+    }
+    has_filter(&String::from_utf8_lossy(&read("status")?)).then(|| Unfit::Filter.into())
+}
+
+/// Whether a process of this status has a seccomp filter.
+pub(crate) fn has_filter(status: &str) -> bool {
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
+}
+
+/// When a process was started, in the kernel's ticks: a later process of the same number has another time.
+fn started(process: u32) -> Option<u64> {
+    let text = fs::read(format!("/proc/{process}/stat")).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    // The name is in parentheses and may contain any; the state is the first field after it, the time the twentieth.
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Where it is written down that a process of this user runs plain: the first that can be written.
+fn plain_folders(user: u32) -> Vec<PathBuf> {
+    // The library's folders first: where they cannot be written there is no library either.
+    let mut folders = crate::run::folders(user);
+    folders.push(folder_of(user));
+    folders
+}
+
+/// The kernel's name for a process.
+fn program_of(process: u32) -> String {
+    printable(&String::from_utf8_lossy(&fs::read(format!("/proc/{process}/comm")).unwrap_or_default()))
+}
+
+/// Before the number of a process that runs plain, in the name of a file.
+pub(crate) const PLAIN_PREFIX: &str = "plain-";
+const PLAIN_BYTES_MAX: u64 = 4096;
+/// In the path of the library that is preloaded.
+const LIBRARY: &str = "/libhighwire-";
 
 /// Whose processes are to be seen.
 fn users() -> anyhow::Result<Vec<u32>> {
@@ -237,12 +378,12 @@ fn maps(process: u32, device: u64, inode: u64) -> Option<bool> {
 
 impl Told {
     fn process(&self, number: u32, user: u32, tables: &mut KernelTables) -> Process {
-        let program = fs::read(format!("/proc/{number}/comm")).unwrap_or_default();
         Process {
             number,
             user,
-            program: printable(&String::from_utf8_lossy(&program)),
+            program: program_of(number),
             switched_off: self.0[SWITCH_WORD] != 0,
+            plain: None,
             sockets: self.sockets(number, tables),
         }
     }

@@ -1,14 +1,17 @@
 //! `highwire run`: starts a program with the library that gives its connections lanes.
 
+use crate::processes;
 use anyhow::{Context, bail};
 use clap::Args;
-use highwire_lane::claim::registry_answers;
+use highwire_lane::claim::{own_user_is_mapped, registry_answers};
 use highwire_lane::counters::directory;
+use highwire_lane::program::{self, Unfit};
 use highwire_lane::registry::{Limits, Registry, RegistryError};
-use std::ffi::{OsStr, OsString};
+use rustix::process::{Resource, Rlimit};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -75,9 +78,13 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
             if args.log {
                 command.env("HIGHWIRE_LANES_LOG", "1");
             }
+            command.env(ASAN_OPTIONS, without_link_order(std::env::var_os(ASAN_OPTIONS)));
         }
         // Without lanes the program is as right as without Highwire.
-        Err(why) => say(&format!("{} runs plain: {why:#}", program.to_string_lossy())),
+        Err(why) => {
+            say(&format!("{} runs plain: {}", program.to_string_lossy(), why.words));
+            processes::note_plain(&why);
+        }
     }
     let error = command.exec();
     say(&format!("{}: {error}", program.to_string_lossy()));
@@ -98,12 +105,41 @@ fn preload(library: &Path) -> OsString {
     all
 }
 
+/// Programs with AddressSanitizer may be started by the program. Their runtime ends them when any library is loaded before
+/// it, unless it is told not to; the library then leaves every call to it.
+fn without_link_order(options: Option<OsString>) -> OsString {
+    let mut options = options.unwrap_or_default();
+    if !options.as_bytes().windows(LINK_ORDER.len()).any(|part| part == LINK_ORDER.as_bytes()) {
+        if !options.is_empty() {
+            options.push(":");
+        }
+        options.push(LINK_ORDER);
+        options.push("=0");
+    }
+    options
+}
+
+const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
+const LINK_ORDER: &str = "verify_asan_link_order";
+
 /// Everything that the program needs: a check of what it is, the library as a file, a registry.
-fn prepare(program: &OsStr) -> anyhow::Result<PathBuf> {
-    if let Some(path) = find(program) {
-        can_be_preloaded(&path)?;
+fn prepare(program: &OsStr) -> Result<PathBuf, PlainReason> {
+    if is_filtered() {
+        return Err(Unfit::Filter.into());
+    }
+    let path = find(program).and_then(|path| CString::new(path.into_os_string().into_vec()).ok());
+    if let Some(unfit) = path.and_then(|path| program::unfit(&path)) {
+        return Err(unfit.into());
     }
     let user = rustix::process::geteuid().as_raw();
+    // Before anything is made or trusted by that number.
+    if !own_user_is_mapped() {
+        return Err(anyhow::anyhow!(
+            "its user is not mapped by this user namespace (see /proc/self/uid_map), so that files of others would be \
+             taken for its own"
+        )
+        .into());
+    }
     make_directory(user)?;
     let library = place_library(user)?;
     start_registry(user)?;
@@ -119,48 +155,32 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Programs that would not load the library, or would not use what it offers.
-fn can_be_preloaded(path: &Path) -> anyhow::Result<()> {
-    let Ok(file) = fs::File::open(path) else { return Ok(()) };
-    let metadata = file.metadata()?;
-    if metadata.mode() & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
-        bail!("it changes its user when it starts (set-uid), and the loader then takes no libraries from outside");
-    }
-    let mut bytes = Vec::new();
-    file.take(1 << 20).read_to_end(&mut bytes)?;
-    if !bytes.starts_with(b"\x7fELF") {
-        // A script: its interpreter is what loads the library.
-        return Ok(());
-    }
-    if bytes.get(4) != Some(&2) {
-        bail!("it is a 32-bit program, and the library is a 64-bit one");
-    }
-    let interpreter = interpreter(&bytes);
-    match interpreter {
-        None => bail!("it is linked statically, so nothing can be loaded into it"),
-        Some(name) if name.windows(4).any(|part| part == b"musl") => {
-            bail!("it uses the C library musl; the library is for glibc")
-        }
-        Some(_) => {}
-    }
-    if bytes.windows(14).any(|part| part == b"\xff Go buildinf:") {
-        bail!("it is a Go program, which makes its system calls itself");
-    }
-    Ok(())
+/// Why a program runs plain.
+#[derive(Debug)]
+pub(crate) struct PlainReason {
+    /// One word, for programs.
+    pub(crate) name: String,
+    pub(crate) words: String,
 }
 
-/// The loader that a 64-bit ELF program names.
-fn interpreter(elf: &[u8]) -> Option<&[u8]> {
-    const PT_INTERP: u32 = 3;
-    let word = |at: usize, bytes: usize| {
-        let mut value = [0; 8];
-        value[..bytes].copy_from_slice(elf.get(at..at + bytes)?);
-        usize::try_from(u64::from_le_bytes(value)).ok()
-    };
-    let (table, size, count) = (word(32, 8)?, word(54, 2)?, word(56, 2)?);
-    (0..count).map(|index| table + index * size).find_map(|at| {
-        (word(at, 4)? == PT_INTERP as usize).then(|| elf.get(word(at + 8, 8)?..word(at + 8, 8)? + word(at + 32, 8)?))?
-    })
+impl From<Unfit> for PlainReason {
+    fn from(unfit: Unfit) -> PlainReason {
+        PlainReason { name: unfit.name().to_owned(), words: unfit.words().to_owned() }
+    }
+}
+
+impl From<anyhow::Error> for PlainReason {
+    fn from(error: anyhow::Error) -> PlainReason {
+        PlainReason { name: UNPREPARED.to_owned(), words: crate::chain(&error) }
+    }
+}
+
+/// The name of reasons that are not the program's.
+pub(crate) const UNPREPARED: &str = "unprepared";
+
+/// Whether the system calls of this process, and so those of the program, are filtered already.
+fn is_filtered() -> bool {
+    fs::read_to_string("/proc/self/status").is_ok_and(|status| processes::has_filter(&status))
 }
 
 /// Where processes of this user tell of their connections; those that are dead are removed.
@@ -168,17 +188,30 @@ fn make_directory(user: u32) -> anyhow::Result<()> {
     let mut name = [0; 64];
     let path = PathBuf::from(OsStr::from_bytes(directory(user, None, &mut name).to_bytes()));
     own_folder(&path, 0o700)?;
-    for entry in fs::read_dir(&path)?.flatten() {
-        let dead = entry.file_name().to_str().is_none_or(|pid| !Path::new("/proc").join(pid).exists());
-        if dead {
-            let _ = fs::remove_file(entry.path());
-        }
+    if rustix::fs::statvfs(&path)?.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
+        bail!(
+            "{} is on a read-only file system, so its lanes could be neither explained nor switched off",
+            path.display()
+        );
     }
+    remove_dead(&path);
     Ok(())
 }
 
+/// Removes the files of processes that are dead. Files with other names are left alone.
+pub(crate) fn remove_dead(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().map(|name| name.strip_prefix(processes::PLAIN_PREFIX).unwrap_or(name));
+        let is_number = |name: &&str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+        if process.filter(is_number).is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Makes a folder that nobody else could have put there.
-fn own_folder(path: &Path, mode: u32) -> anyhow::Result<()> {
+pub(crate) fn own_folder(path: &Path, mode: u32) -> anyhow::Result<()> {
     match fs::DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             return Err(error).with_context(|| format!("{} could not be made", path.display()));
@@ -194,14 +227,19 @@ fn own_folder(path: &Path, mode: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The library as a file, where files may be executed.
-fn place_library(user: u32) -> anyhow::Result<PathBuf> {
+/// Where a user has the library.
+pub(crate) fn folders(user: u32) -> Vec<PathBuf> {
     let mut folders = vec![PathBuf::from(format!("/tmp/highwire-{user}"))];
     if let Some(home) = std::env::var_os("HOME") {
         folders.push(PathBuf::from(home).join(".cache").join("highwire"));
     }
+    folders
+}
+
+/// The library as a file, where files may be executed.
+fn place_library(user: u32) -> anyhow::Result<PathBuf> {
     let mut failed = None;
-    for folder in folders {
+    for folder in folders(user) {
         match place_library_in(&folder) {
             Ok(path) => return Ok(path),
             Err(error) => failed = failed.or(Some(error)),
@@ -219,6 +257,11 @@ fn place_library_in(folder: &Path) -> anyhow::Result<PathBuf> {
     let path = folder.join(format!("libhighwire-{:016x}.so", fingerprint(LIBRARY)));
     if fs::metadata(&path).is_ok_and(|metadata| metadata.len() == LIBRARY.len() as u64) {
         return Ok(path);
+    }
+    // A file beyond this limit would end this process by a signal.
+    let limit = rustix::process::getrlimit(Resource::Fsize).current;
+    if limit.is_some_and(|limit| limit < LIBRARY.len() as u64) {
+        bail!("files are limited to {} bytes (ulimit -f), and the library has {}", limit.unwrap_or(0), LIBRARY.len());
     }
     let unfinished = folder.join(format!(".unfinished-{}", std::process::id()));
     fs::write(&unfinished, LIBRARY).with_context(|| format!("{} could not be written", unfinished.display()))?;
@@ -257,12 +300,14 @@ fn start_registry(user: u32) -> anyhow::Result<()> {
 pub(crate) fn serve(detach: bool) -> anyhow::Result<()> {
     if detach {
         let own = std::env::current_exe()?;
+        begin_clean();
         let mut registry = Command::new(own);
-        registry.arg(crate::lanes::SERVE_COMMAND).current_dir("/").process_group(0);
+        registry.arg(crate::lanes::SERVE_COMMAND).current_dir("/").env_clear();
         registry.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         registry.spawn().context("the registry could not be started")?;
         return Ok(());
     }
+    // Not the leader of its process group, which could not leave the session.
     let _ = rustix::process::setsid();
     match Registry::listen(Limits::default()) {
         Ok(mut registry) => registry.serve(),
@@ -271,3 +316,27 @@ pub(crate) fn serve(detach: bool) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// The registry serves programs of other terminals, and outlives the one that happened to start it: it inherits neither
+/// descriptors, which may be locks or pipes that others wait for, nor limits nor priority, as far as its user may change
+/// them. The scheduling class and the CPUs are the registry's own business.
+fn begin_clean() {
+    highwire_lane::registry::keep_descriptors_from_programs();
+    let _ = rustix::process::setpriority_process(None, 0);
+    for resource in [Resource::Cpu, Resource::Fsize, Resource::Data, Resource::Rss, Resource::As, Resource::Locks] {
+        raise(resource, Rlimit { current: None, maximum: None });
+    }
+    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum.map(|maximum| maximum.max(DESCRIPTORS));
+    raise(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+/// Only root raises what a user may have; others have all of it.
+fn raise(resource: Resource, wanted: Rlimit) {
+    if rustix::process::setrlimit(resource, wanted).is_err() {
+        let maximum = rustix::process::getrlimit(resource).maximum;
+        let _ = rustix::process::setrlimit(resource, Rlimit { current: maximum, maximum });
+    }
+}
+
+/// Descriptors that a registry may need at most: a region for every lane, and callers.
+const DESCRIPTORS: u64 = 4096;

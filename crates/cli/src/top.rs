@@ -354,6 +354,7 @@ mod tests {
             user: 0,
             program: format!("program-{number}"),
             switched_off: number == 2,
+            plain: None,
             sockets: sockets.into_iter().map(socket).collect(),
         };
         Look { at, processes: processes.into_iter().map(process).collect() }

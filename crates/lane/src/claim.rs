@@ -4,7 +4,7 @@
 //! for the question and closed with the answer: no descriptor stays in the program.
 
 use crate::layout::{LANES, REGION_BYTES, Side};
-use highwire_mem::{PeerRegion, RegionError, SharedMemory};
+use highwire_mem::{Credentials, PeerRegion, RegionError, SharedMemory, mapped_user};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -55,7 +55,7 @@ pub enum Refusal {
     NotConnected = 1,
     /// All lanes are in use.
     Exhausted = 2,
-    /// The claim came from another process-number namespace.
+    /// The claim came from another PID namespace, or from a user that the registry's user namespace does not map.
     OtherNamespace = 3,
     /// The claim could not be read.
     Malformed = 4,
@@ -83,10 +83,11 @@ pub enum Patience {
 }
 
 impl Patience {
-    fn milliseconds(self) -> i64 {
+    /// How long that is.
+    pub fn milliseconds(self) -> i64 {
         match self {
             Patience::Little => 5,
-            Patience::Much => 100,
+            Patience::Much => 1_000,
         }
     }
 }
@@ -111,6 +112,12 @@ pub(crate) fn claim_from(registry: &OwnedFd, socket: BorrowedFd<'_>, patience: P
     decode_answer(&reply[..bytes], memory).ok_or(Errno::BADMSG)
 }
 
+/// Whether the number of this process's user names that user only. Where its user namespace does not map it, others have the
+/// same number, and what belongs to it may be theirs.
+pub fn own_user_is_mapped() -> bool {
+    mapped_user(rustix::process::geteuid().as_raw()).is_some()
+}
+
 /// Asks the registry of a user whether it is there.
 pub fn registry_answers(user: u32) -> bool {
     connect_to(user).is_ok()
@@ -125,8 +132,9 @@ fn connect(user: u32) -> Result<OwnedFd, Errno> {
 
 fn connect_to(user: u32) -> Result<OwnedFd, Errno> {
     let socket = connect_at(&address(user)?)?;
-    // Whoever has the name could take descriptors that are passed to it.
-    if rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw() != user {
+    // Any process that has the name could take descriptors that are passed to it. Of a user that this namespace does not
+    // map, nothing is known but that it may be another.
+    if Credentials::of_peer(&socket)?.uid != Some(user) {
         return Err(Errno::PERM);
     }
     Ok(socket)
@@ -153,7 +161,8 @@ pub(crate) fn address(user: u32) -> Result<SocketAddrUnix, Errno> {
 
 fn wait_for_answer(registry: BorrowedFd<'_>, patience: Patience) -> Result<(), Errno> {
     let mut wanted = [rustix::event::PollFd::from_borrowed_fd(registry, rustix::event::PollFlags::IN)];
-    let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: patience.milliseconds() * 1_000_000 };
+    let (seconds, milliseconds) = (patience.milliseconds() / 1_000, patience.milliseconds() % 1_000);
+    let limit = rustix::event::Timespec { tv_sec: seconds, tv_nsec: milliseconds * 1_000_000 };
     match rustix::event::poll(&mut wanted, Some(&limit)) {
         Ok(0) => Err(Errno::TIMEDOUT),
         Ok(_) => Ok(()),

@@ -8,8 +8,11 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"HWCOUNT1");
 pub const PROCESS_WORD: usize = 1;
 /// Word of the header: not zero while lanes are switched off.
 pub const SWITCH_WORD: usize = 2;
-/// Words before the first connection.
-pub const HEADER_WORDS: usize = 512;
+/// Words before the first connection: a page.
+pub const HEADER_WORDS: usize = PAGE_BYTES / size_of::<u64>();
+/// Bytes of the pages that the file is made of. Where the kernel has others, a process has no such file: it is mapped over
+/// memory of this alignment, and would replace what else is on its first and its last page.
+pub const PAGE_BYTES: usize = 4096;
 /// Words of a connection.
 pub const SLOT_WORDS: usize = 16;
 /// Counters of a connection.

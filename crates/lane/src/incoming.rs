@@ -210,6 +210,11 @@ impl<'m> Incoming<'m> {
         self.has_records() || self.memory().load64(self.at(TCP_HINT_AT)) > self.memory().glance64(self.at(TCP_READ_AT))
     }
 
+    /// A number that changes with every record, and with bytes that went by TCP.
+    pub fn heard(self) -> u64 {
+        self.published().wrapping_add(self.memory().load64(self.at(TCP_HINT_AT)))
+    }
+
     /// Bytes in records that wait.
     pub fn bytes_waiting(self) -> usize {
         self.waiting().map(|(_, record)| record.left()).sum()

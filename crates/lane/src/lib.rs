@@ -16,7 +16,8 @@
 //! compare-and-swap, which fails if something was published since it looked. So a sleeper has seen everything that went by
 //! the lane, and all that comes later comes by TCP, where the kernel wakes it. Nothing here waits or makes a system call.
 //!
-//! [`registry`] brings the two ends of a connection together, and [`claim`] is how a process asks it to.
+//! [`registry`] brings the two ends of a connection together, and [`claim`] is how a process asks it to. [`program`] knows
+//! which programs cannot have lanes.
 
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,8 @@ mod thread_lock;
 pub mod claim;
 #[cfg(not(loom))]
 pub mod counters;
+#[cfg(not(loom))]
+pub mod program;
 #[cfg(not(loom))]
 pub mod registry;
 #[cfg(test)]

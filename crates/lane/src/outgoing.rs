@@ -209,6 +209,11 @@ impl<'m> Outgoing<'m> {
         (self.direction.word() as u32).wrapping_sub(progress.count)
     }
 
+    /// How far the reader has come: another number when it takes more.
+    pub fn reader_progress(self) -> u64 {
+        self.memory().load64(self.at(PROGRESS_AT))
+    }
+
     /// Notes where the writer runs.
     #[inline]
     pub fn note_cpu(self, cpu: Option<u32>) {

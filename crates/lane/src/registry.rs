@@ -6,7 +6,10 @@
 
 use crate::claim::{BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, Reply, Request, address, receive};
 use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side, UNBORN};
-use highwire_mem::{OwnMemory, OwnRegion, RegionError, SharedMemory, TcpCounts, network_namespace, socket_names};
+pub use highwire_mem::keep_descriptors_from_programs;
+use highwire_mem::{
+    Credentials, OwnMemory, OwnRegion, RegionError, SharedMemory, TcpCounts, TcpState, network_namespace, socket_names,
+};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -140,6 +143,8 @@ pub struct Registry {
     board: OwnRegion,
     lanes_used: usize,
     growth_left: u64,
+    /// The network namespace that this process can ask the kernel about.
+    namespace: Option<u64>,
 }
 
 impl Registry {
@@ -169,6 +174,7 @@ impl Registry {
             board.memory().store64(BOARD_AT + 8 * place, number);
         }
         Ok(Registry {
+            namespace: network_namespace(listener.as_fd()).ok(),
             listener,
             limits,
             number,
@@ -267,21 +273,42 @@ impl Registry {
         let (Some(request), Some(proof)) = (Request::decode(message), proof) else {
             return Reply::Refused(Refusal::Malformed);
         };
-        let caller = match rustix::net::sockopt::socket_peercred(caller) {
-            Ok(credentials) => Caller {
-                process: credentials.pid.as_raw_nonzero().get().cast_unsigned(),
-                user: credentials.uid.as_raw(),
-            },
-            Err(_) => return Reply::Refused(Refusal::Malformed),
+        let Ok(credentials) = Credentials::of_peer(caller) else { return Reply::Refused(Refusal::Malformed) };
+        // Holders of a lane are told by process number, which must mean the same to all; and users that have no number
+        // here cannot be told from each other, so that one might get a region of another's.
+        let caller = match credentials {
+            Credentials { pid: Some(process), uid: Some(user), .. } if process == request.process => {
+                Caller { process, user }
+            }
+            _ => return Reply::Refused(Refusal::OtherNamespace),
         };
-        // Holders of a lane are told by process number, which must mean the same to all.
-        if caller.process != request.process {
-            return Reply::Refused(Refusal::OtherNamespace);
-        }
-        let Some((end, cookie)) = identify(proof.as_fd()) else { return Reply::Refused(Refusal::NotConnected) };
+        let Some((end, cookie)) = self.identify(proof.as_fd()) else { return Reply::Refused(Refusal::NotConnected) };
         // The program may close its descriptor any moment, and this copy must not keep the connection open.
         drop(proof);
         self.claim(end, cookie, caller, now)
+    }
+
+    /// The names of a connection, and the socket's own number. A new claim is for a connection that is open both ways. A
+    /// socket that has a lane is known by its number in every state: a program may come to it after a FIN or a reset, when
+    /// the kernel may no longer know its peer, and what lies in the lane is the program's to read.
+    fn identify(&self, socket: BorrowedFd<'_>) -> Option<(End, u64)> {
+        use rustix::net::sockopt;
+        if sockopt::socket_type(socket).ok()? != SocketType::STREAM {
+            return None;
+        }
+        let state = TcpCounts::of(socket).ok()?.state;
+        let cookie = sockopt::socket_cookie(socket).ok()?;
+        let namespace = network_namespace(socket).ok()?;
+        if state != TcpState::Established {
+            let known = |(end, claim): &(&End, &Claim)| {
+                claim.cookie == cookie && end.namespace == namespace && claim.place.is_some()
+            };
+            return self.claims.iter().find(known).map(|(end, _)| (*end, cookie));
+        }
+        let [local, remote] = socket_names(socket).map(|name| name.map(plain));
+        let end = End { namespace, local: local?, remote: remote? };
+        // One that is connected to itself has no other end.
+        (end.local != end.remote).then_some((end, cookie))
     }
 
     fn claim(&mut self, end: End, cookie: u64, caller: Caller, now: Instant) -> Reply {
@@ -323,13 +350,17 @@ impl Registry {
     fn pair(&mut self, end: End, caller: Caller) -> Result<Option<Place>, Refusal> {
         let mirrored = end.mirrored();
         let Some(other) = self.claims.get(&mirrored).copied() else { return Ok(None) };
-        if !is_alive(other.caller.process) {
+        // A claim of a socket that is gone, whose names the kernel has given to this connection: one that was paired already,
+        // with another socket than this new one, or whose process or socket is no longer there. Paired with it, this end
+        // would have a lane that its real other end never comes to.
+        if other.place.is_some()
+            || !is_alive(other.caller.process)
+            || self.is_held(mirrored, other.cookie) == Some(false)
+        {
             self.claims.remove(&mirrored);
             self.leave(other.place);
             return Ok(None);
         }
-        // It may have been paired with one that was here before us: that lane is left.
-        self.leave(other.place);
         let (region, lane) = self.free_lane([other.caller, caller]).ok_or(Refusal::Exhausted)?;
         self.regions[region].lanes[lane] = Some([mirrored, end]);
         self.lanes_used += 1;
@@ -343,6 +374,12 @@ impl Registry {
         Ok(Some(Place { region, lane, side: Side::Second }))
     }
 
+    /// Whether a descriptor of this socket is open anywhere, as the kernel says. Of other network namespaces it says nothing.
+    fn is_held(&self, end: End, cookie: u64) -> Option<bool> {
+        let here = self.namespace == Some(end.namespace);
+        here.then(|| held::is_held(end.local, end.remote, cookie).ok()).flatten()
+    }
+
     fn leave(&mut self, place: Option<Place>) {
         let Some(Place { region, lane, side }) = place else { return };
         if let Some(lane) = self.regions.get(region).and_then(|region| region.lane(lane)) {
@@ -352,7 +389,8 @@ impl Registry {
 
     fn free_lane(&mut self, members: [Caller; 2]) -> Option<(usize, usize)> {
         if self.lanes_used >= self.limits.lanes {
-            self.sweep(Instant::now());
+            // Whether processes live is asked once a second, and not for each of many claims that find no lane.
+            self.take_back();
             if self.lanes_used >= self.limits.lanes {
                 return None;
             }
@@ -405,30 +443,51 @@ impl Registry {
             }
             alive && fresh
         });
-        for (number, region) in self.regions.iter_mut().enumerate() {
-            for index in 0..LANES {
-                let Some(ends) = region.lanes[index] else { continue };
-                let Some(lane) = region.lane(index) else { continue };
+        self.find_gone();
+        self.take_back();
+    }
+
+    /// Ends that no process has any more.
+    fn find_gone(&self) {
+        for region in &self.regions {
+            for (index, ends) in region.lanes.iter().enumerate() {
+                let (Some(ends), Some(lane)) = (ends, region.lane(index)) else { continue };
                 for (end, side) in ends.iter().zip([Side::First, Side::Second]) {
-                    let claimant = self.claims.get(end).map_or(0, |claim| claim.caller.process);
-                    // One that has not come, and whose other end is gone, will not come any more.
-                    let late = lane.state(side) == EndState::Empty && lane.state(side.other()) == EndState::Gone;
-                    let anybody = !late && is_alive(claimant) || lane.holders(side).others(0).any(is_alive);
-                    if lane.state(side) != EndState::Gone && !anybody {
+                    if lane.state(side) != EndState::Gone && !self.has_holder(*end, lane, side) {
                         lane.set_state(side, EndState::Gone);
                     }
                 }
-                if [Side::First, Side::Second].iter().all(|side| lane.state(*side) == EndState::Gone) {
-                    lane.clear();
-                    region.lanes[index] = None;
-                    self.lanes_used -= 1;
-                    for end in ends {
-                        let here = |claim: &Claim| {
-                            claim.place.is_some_and(|place| (place.region, place.lane) == (number, index))
-                        };
-                        if self.claims.get(&end).is_some_and(here) {
-                            self.claims.remove(&end);
-                        }
+            }
+        }
+    }
+
+    fn has_holder(&self, end: End, lane: Lane<'_>, side: Side) -> bool {
+        if lane.holders(side).others(0).any(is_alive) {
+            return true;
+        }
+        // One that has not come, and whose other end is gone, will not come any more.
+        let late = lane.state(side) == EndState::Empty && lane.state(side.other()) == EndState::Gone;
+        let Some(claim) = self.claims.get(&end).filter(|_| !late) else { return false };
+        // A descriptor may be with a process that is not known here, or in a message on its way to one.
+        is_alive(claim.caller.process) || self.is_held(end, claim.cookie) == Some(true)
+    }
+
+    /// Lanes whose ends are both gone.
+    fn take_back(&mut self) {
+        for (number, region) in self.regions.iter_mut().enumerate() {
+            for index in 0..LANES {
+                let (Some(ends), Some(lane)) = (region.lanes[index], region.lane(index)) else { continue };
+                if [Side::First, Side::Second].iter().any(|side| lane.state(*side) != EndState::Gone) {
+                    continue;
+                }
+                lane.clear();
+                region.lanes[index] = None;
+                self.lanes_used -= 1;
+                for end in ends {
+                    let here =
+                        |claim: &Claim| claim.place.is_some_and(|place| (place.region, place.lane) == (number, index));
+                    if self.claims.get(&end).is_some_and(here) {
+                        self.claims.remove(&end);
                     }
                 }
             }
@@ -454,18 +513,6 @@ fn change(board: &OwnMemory, end: End) {
     board.store64(word, board.load64(word).wrapping_add(1));
 }
 
-/// The names of a connection that is open both ways, and the socket's own number.
-fn identify(socket: BorrowedFd<'_>) -> Option<(End, u64)> {
-    use rustix::net::sockopt;
-    if sockopt::socket_type(socket).ok()? != SocketType::STREAM || !TcpCounts::of(socket).ok()?.established {
-        return None;
-    }
-    let [local, remote] = socket_names(socket).map(|name| name.map(plain));
-    let end = End { namespace: network_namespace(socket).ok()?, local: local?, remote: remote? };
-    // One that is connected to itself has no other end.
-    (end.local != end.remote).then_some((end, sockopt::socket_cookie(socket).ok()?))
-}
-
 /// An IPv4 address is the same connection's whichever family its socket has.
 fn plain(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
@@ -489,6 +536,8 @@ const CLAIMS_MAX: usize = 65_536;
 /// What the first regions may grow by; later ones get what is left.
 const GROWTH_OF_REGION: u64 = 16 << 20;
 const _: () = assert!(CAPACITY_LEAST * 2 * 1024 + (96 << 20) < 256 << 20);
+
+mod held;
 
 #[cfg(test)]
 mod tests;

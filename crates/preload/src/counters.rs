@@ -5,7 +5,7 @@
 
 use crate::table::{SLOTS, Slot};
 use highwire_lane::counters::{
-    COUNTERS, Counter, HEADER_WORDS, MAGIC, PROCESS_WORD, Reason, SLOT_WORDS, SWITCH_WORD, directory,
+    COUNTERS, Counter, HEADER_WORDS, MAGIC, PAGE_BYTES, PROCESS_WORD, Reason, SLOT_WORDS, SWITCH_WORD, directory,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -22,6 +22,7 @@ static PAGE: Page = Page {
     slots: [const { [const { AtomicU64::new(0) }; SLOT_WORDS] }; SLOTS],
 };
 const _: () = assert!(COUNTERS <= SLOT_WORDS);
+const _: () = assert!(align_of::<Page>() == PAGE_BYTES && size_of::<Page>().is_multiple_of(PAGE_BYTES));
 
 static SHOWN: AtomicBool = AtomicBool::new(false);
 
@@ -35,6 +36,12 @@ pub(crate) fn add(slot: &Slot, counter: Counter, amount: u64) {
 /// Says something of a slot.
 pub(crate) fn set(slot: &Slot, counter: Counter, value: u64) {
     PAGE.slots[slot.index()][counter as usize].store(value, Ordering::Relaxed);
+}
+
+/// Takes back what was said of a slot, unless something else was said since.
+pub(crate) fn unset(slot: &Slot, counter: Counter, value: u64) {
+    let word = &PAGE.slots[slot.index()][counter as usize];
+    let _ = word.compare_exchange(value, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Says why bytes of a slot do not go by a lane.
@@ -63,6 +70,12 @@ pub(crate) fn show() {
     if SHOWN.swap(true, Ordering::Relaxed) || crate::process::is_sandboxed() {
         return;
     }
+    if !page_size_is_right() {
+        // The pages are backed as they are, and no others are put in their place.
+        BACKED.store(usize::MAX, Ordering::Relaxed);
+        crate::log::tell_of_pages(kernel_page_bytes());
+        return;
+    }
     let process = crate::process::number();
     let mut name = [0; 64];
     let path = directory(rustix::process::geteuid().as_raw(), Some(process), &mut name);
@@ -71,15 +84,21 @@ pub(crate) fn show() {
     let _ = rustix::fs::unlink(path);
     // Without the directory, which `highwire run` makes, nothing is shown and nothing else changes.
     let Ok(file) = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) else { return };
-    if rustix::fs::ftruncate(&file, size_of::<Page>() as u64).is_err() {
+    // A file beyond this limit would end the program by a signal.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if limit.is_some_and(|limit| limit < size_of::<Page>() as u64)
+        || rustix::fs::ftruncate(&file, size_of::<Page>() as u64).is_err()
+    {
+        let _ = rustix::fs::unlink(path);
         return;
     }
     let (read_write, fixed) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
     let place = (&raw const PAGE).cast_mut().cast();
-    // SAFETY: replaces exactly the pages of PAGE, which are aligned and nothing but atomic words, by pages of zeroes.
+    // SAFETY: replaces exactly the pages of PAGE, which are aligned and nothing but atomic words, by pages of zeroes. The
+    // kernel's pages are no larger, so that nothing else is on them.
     if unsafe { rustix::mm::mmap(place, size_of::<Page>(), read_write, fixed, &file, 0) }.is_ok() {
         BACKED.store(0, Ordering::Relaxed);
-        if !back(4096) {
+        if !back(PAGE_BYTES) {
             give_up();
             return;
         }
@@ -91,7 +110,7 @@ pub(crate) fn show() {
 /// Has memory for the beginning of the file, which it gets in pages. False where there is none: to write there would kill the
 /// process.
 fn back(bytes: usize) -> bool {
-    let bytes = bytes.next_multiple_of(4096);
+    let bytes = bytes.next_multiple_of(PAGE_BYTES);
     let begin = BACKED.load(Ordering::Relaxed).min(bytes);
     // SAFETY: pages of PAGE.
     let backed = unsafe {
@@ -102,6 +121,17 @@ fn back(bytes: usize) -> bool {
         BACKED.fetch_max(bytes, Ordering::Relaxed);
     }
     backed
+}
+
+/// Bytes of the kernel's pages.
+fn kernel_page_bytes() -> usize {
+    // SAFETY: takes a number.
+    unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
+}
+
+/// Whether the file can be mapped over PAGE and nothing else. With larger pages, what is beside PAGE would be replaced too.
+fn page_size_is_right() -> bool {
+    kernel_page_bytes() == PAGE_BYTES
 }
 
 /// Shows nothing any more, and goes on.
@@ -118,7 +148,7 @@ static BACKED: AtomicUsize = AtomicUsize::new(0);
 
 /// In a forked child: pages of its own, as they are.
 pub(crate) fn detach() {
-    if !SHOWN.swap(false, Ordering::Relaxed) {
+    if !SHOWN.swap(false, Ordering::Relaxed) || !page_size_is_right() {
         return;
     }
     let switch = if BACKED.load(Ordering::Relaxed) > 0 { PAGE.header[SWITCH_WORD].load(Ordering::Relaxed) } else { 0 };

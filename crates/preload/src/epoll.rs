@@ -4,6 +4,8 @@
 //! matter here: of connections with lanes, and of sets. A thread about to sleep on a set stops looking at all its
 //! connections first, and at those of the sets in it, and until it wakes nobody looks at them.
 
+mod answers;
+
 use crate::counters::{add, explain};
 use crate::process;
 use crate::raw;
@@ -57,11 +59,19 @@ struct Set {
     writers: AtomicU32,
     /// Registrations for one time.
     one_shots: AtomicU32,
-    /// When the kernel was last asked, and how often it was not since.
+    /// When the kernel was last asked, and how many answers it was not asked for since.
     asked: AtomicU64,
     skipped: AtomicU32,
+    /// Place of the member that the next answer begins with, after one that had no room for all that were ready.
+    begin: AtomicU32,
+    /// Whether the last answer had room for one event, which was the kernel's: the next one is the lanes'.
+    deferred: AtomicU32,
     /// Registrations of which the kernel is still to be told.
     put_off: AtomicU32,
+    /// Whether a set was ever put into it.
+    has_sets: AtomicU32,
+    /// Descriptors that it was ever known by beside the first.
+    copies: AtomicU32,
     /// Wakes sleepers whom the kernel would not wake, plus one; zero while there is none.
     bell: AtomicI32,
 }
@@ -83,7 +93,11 @@ static TABLE: [Set; SETS] = [const {
         one_shots: AtomicU32::new(0),
         asked: AtomicU64::new(0),
         skipped: AtomicU32::new(0),
+        begin: AtomicU32::new(0),
+        deferred: AtomicU32::new(0),
         put_off: AtomicU32::new(0),
+        has_sets: AtomicU32::new(0),
+        copies: AtomicU32::new(0),
         bell: AtomicI32::new(0),
     }
 }; SETS];
@@ -116,10 +130,6 @@ const MAY_BE_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR |
     | (libc::EPOLLWAKEUP | libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
 /// Says that an event is ours.
 const BELL: u64 = u64::from_le_bytes(*b"hw bell\xff");
-/// The kernel is asked at least after so many answers from lanes alone, or so many microseconds.
-const SKIPS_MAX: u32 = 32;
-const SKIPPED_FOR: u64 = 50;
-
 /// Runs `look` unless somebody sleeps on a set that watches the connection; nobody can go to sleep meanwhile without
 /// seeing what it did.
 pub(crate) fn with_nobody_asleep(slot: &Slot, look: impl FnOnce() -> bool) {
@@ -247,12 +257,25 @@ impl Registration {
             self.told.store(published, Ordering::Relaxed);
         }
         if events & ONE_SHOT != 0 && self.spent.swap(1, Ordering::SeqCst) == 0 {
-            // Of a connection that several processes have, the kernel told itself, and knows; were it taken out of the
-            // kernel's set, another process that arms it again would be told that it is not there.
-            if !self.slot().is_some_and(|slot| slot.has(flag::SHARED)) {
+            if self.slot().is_some_and(|slot| slot.has(flag::SHARED)) {
+                self.disarm();
+            } else {
                 self.put_off();
             }
         }
+    }
+
+    /// What the lane had of a connection that several processes have was told, once. The kernel has bytes of it too, and is
+    /// not to tell of them. Were it taken out of the kernel's set, another process that arms it again would be told that it
+    /// is not there.
+    fn disarm(&self) {
+        if self.in_kernel.load(Ordering::SeqCst) == 0 || process::is_sandboxed() {
+            return;
+        }
+        let events = self.events.load(Ordering::SeqCst) & (ONE_SHOT | EDGE);
+        let event = epoll_event { events, u64: self.data.load(Ordering::SeqCst) };
+        let (set, fd) = (self.of().descriptor.load(Ordering::SeqCst), self.descriptor.load(Ordering::SeqCst));
+        let _ = raw::epoll_control(set, libc::EPOLL_CTL_MOD, fd, event);
     }
 
     /// The kernel is told of a change before it is next asked.
@@ -380,6 +403,10 @@ pub(crate) fn tell_kernel_of(slot: &Slot) {
 /// The kernel has changed a set.
 pub(crate) fn control(set: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) {
     let slot = slot_of(fd);
+    // A set may be watched before it watches anything.
+    if table::is_new_set(fd) {
+        see(fd);
+    }
     let inner = set_of(fd);
     if slot.is_none() && inner.is_none() {
         return;
@@ -464,6 +491,9 @@ fn register(slot: Option<&Slot>, set: usize, target: u32, fd: c_int) -> Option<&
 
 /// Adds a registration to those that its set looks at.
 fn join(set: &Set, registration: &Registration) {
+    if registration.inner().is_some() {
+        set.has_sets.store(1, Ordering::SeqCst);
+    }
     let number = registration.number();
     if set.members[..set.end()].iter().any(|member| member.load(Ordering::SeqCst) == number) {
         return;
@@ -507,9 +537,12 @@ fn make(fd: c_int) -> Option<usize> {
     let take = |set: &Set| set.used.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
     let index = TABLE.iter().position(take)?;
     let set = &TABLE[index];
-    for word in [&set.state, &set.flags, &set.end, &set.writers, &set.one_shots, &set.put_off] {
+    let words =
+        [&set.state, &set.flags, &set.end, &set.writers, &set.one_shots, &set.put_off, &set.has_sets, &set.copies];
+    for word in words.into_iter().chain([&set.skipped, &set.begin, &set.deferred]) {
         word.store(0, Ordering::SeqCst);
     }
+    set.asked.store(0, Ordering::SeqCst);
     set.descriptor.store(fd, Ordering::SeqCst);
     if table::make_set(fd, index) {
         return Some(index);
@@ -518,13 +551,30 @@ fn make(fd: c_int) -> Option<usize> {
     set_of(fd)
 }
 
-/// Somebody waits on a set: from the first wait on everybody who sleeps on it is known.
+/// A set is used: from its first use on every thread that sleeps on it is known.
 pub(crate) fn see(fd: c_int) {
     let _ = make(fd);
 }
 
+/// There is one more descriptor of the set. Which of them it is watched by, and which of them watches, is all the same.
+pub(crate) fn note_copy(index: usize) {
+    TABLE.get(index).into_iter().for_each(|set| _ = set.copies.fetch_add(1, Ordering::SeqCst));
+}
+
+/// This descriptor of the set is closed. The set goes on by another one, if there is any.
+pub(crate) fn leave_set(index: usize, fd: c_int, other: impl Fn() -> Option<c_int>) {
+    let Some(set) = TABLE.get(index) else { return };
+    if set.copies.load(Ordering::SeqCst) > 0
+        && let Some(other) = other()
+    {
+        let _ = set.descriptor.compare_exchange(fd, other, Ordering::SeqCst, Ordering::SeqCst);
+        return;
+    }
+    remove_set(index);
+}
+
 /// The set is closed.
-pub(crate) fn remove_set(index: usize) {
+fn remove_set(index: usize) {
     let Some(set) = TABLE.get(index) else { return };
     let concerns = |registration: &&Registration| {
         let own = registration.set.load(Ordering::SeqCst) == index as u32;
@@ -568,15 +618,23 @@ impl Set {
 
     #[inline]
     fn members(&self) -> impl Iterator<Item = &'static Registration> {
-        self.members[..self.end()]
-            .iter()
-            .filter_map(|member| WATCHES.get((member.load(Ordering::Acquire) as usize).checked_sub(1)?))
+        self.members[..self.end()].iter().filter_map(registration_of)
     }
 
-    /// Tells the kernel what was put off.
+    /// Tells the kernel what was put off, of this set and of those in it, whose readiness it is asked for too.
     fn tell_kernel(&self) {
-        if self.put_off.load(Ordering::SeqCst) > 0 && !process::is_sandboxed() {
+        self.tell_kernel_down_to(DEPTH);
+    }
+
+    fn tell_kernel_down_to(&self, depth: u32) {
+        if process::is_sandboxed() {
+            return;
+        }
+        if self.put_off.load(Ordering::SeqCst) > 0 {
             self.members().for_each(Registration::tell_kernel);
+        }
+        if depth > 0 && self.has_sets.load(Ordering::SeqCst) != 0 {
+            self.members().filter_map(Registration::inner).for_each(|inner| inner.tell_kernel_down_to(depth - 1));
         }
     }
 
@@ -628,75 +686,6 @@ impl Set {
             let incoming = end.incoming;
             incoming.is_looking() && !incoming.has_records() && (incoming.has_news() || incoming.is_closing())
         })
-    }
-
-    fn collect(&self, events: &mut [epoll_event]) -> usize {
-        let mut used = 0;
-        for registration in self.members() {
-            if used == events.len() {
-                break;
-            }
-            let mut found = registration.ready();
-            if found != 0 {
-                found |= registration.last_words();
-                registration.tell(found);
-                events[used] = epoll_event { events: found, u64: registration.data.load(Ordering::Relaxed) };
-                used += 1;
-            }
-        }
-        used
-    }
-
-    /// Adds what the kernel says to what the lanes said.
-    fn merge(&self, fd: c_int, events: &mut [epoll_event], used: usize) -> usize {
-        if process::is_sandboxed() {
-            return used;
-        }
-        self.tell_kernel();
-        self.asked.store(ticks(), Ordering::Relaxed);
-        self.skipped.store(0, Ordering::Relaxed);
-        let Ok(more) = raw::epoll(fd, &mut events[used..]) else { return used };
-        note_told(more);
-        let more = self.review(&mut events[used..used + more]);
-        let mut end = used;
-        for index in used..used + more {
-            let event = events[index];
-            let data = event.u64;
-            match events[..used].iter_mut().find(|earlier| ({ earlier.u64 }) == data) {
-                Some(earlier) => earlier.events |= event.events,
-                None => {
-                    events[end] = event;
-                    end += 1;
-                }
-            }
-        }
-        end
-    }
-
-    /// What the kernel told, without what is ours; one-shot registrations among it are spent.
-    fn review(&self, events: &mut [epoll_event]) -> usize {
-        if self.bell.load(Ordering::Relaxed) == 0 && self.one_shots.load(Ordering::Relaxed) == 0 {
-            return events.len();
-        }
-        let mut end = 0;
-        for index in 0..events.len() {
-            let event = events[index];
-            let data = event.u64;
-            if data == BELL {
-                self.quiet_bell();
-                continue;
-            }
-            let spent = |registration: &&Registration| {
-                registration.data.load(Ordering::Relaxed) == data
-                    && registration.events.load(Ordering::Relaxed) & ONE_SHOT != 0
-            };
-            if let Some(registration) = self.members().find(spent) {
-                registration.spent.store(1, Ordering::SeqCst);
-            }
-            events[end] = event;
-            end += 1;
-        }
-        end
     }
 
     fn has_sleepers(&self) -> bool {
@@ -787,6 +776,11 @@ impl Set {
     }
 }
 
+#[inline]
+fn registration_of(member: &AtomicU32) -> Option<&'static Registration> {
+    WATCHES.get((member.load(Ordering::Acquire) as usize).checked_sub(1)?)
+}
+
 /// Stops looking at a connection, unless there is something to tell of it.
 fn stop_looking(registration: &Registration) -> bool {
     let Some(slot) = registration.slot() else { return true };
@@ -838,14 +832,8 @@ pub(crate) fn wait(fd: c_int, events: &mut [epoll_event], timeout: i64) -> Wait 
         set.state.fetch_sub(1, Ordering::SeqCst);
     }
     loop {
-        let used = set.collect(events);
+        let used = set.answer(fd, events, timeout);
         if used > 0 {
-            let skipped = set.skipped.load(Ordering::Relaxed) + 1;
-            set.skipped.store(skipped, Ordering::Relaxed);
-            let long = ticks().wrapping_sub(set.asked.load(Ordering::Relaxed)) > spin::microseconds(SKIPPED_FOR);
-            if used < events.len() && (timeout == 0 || skipped > SKIPS_MAX || long) {
-                return Wait::Ready(set.merge(fd, events, used));
-            }
             return Wait::Ready(used);
         }
         if timeout == 0 {
@@ -882,7 +870,7 @@ fn spin_on(set: &Set, fd: c_int, events: &mut [epoll_event], timeout: i64) -> us
     };
     let found = spin::spin(slot, other, timeout, || set.stirs(DEPTH), beside);
     if told == 0 && found == Found::Something {
-        told = set.collect(events);
+        told = set.answer(fd, events, timeout);
         if told == 0 {
             told = set.merge(fd, events, 0);
         }
@@ -901,6 +889,7 @@ pub(crate) fn waited(number: u32, asleep: bool, events: &mut [epoll_event]) -> u
     if asleep {
         set.wake(DEPTH);
     }
+    set.note_asked();
     note_told(events.len());
     set.review(events)
 }

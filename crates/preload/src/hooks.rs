@@ -8,6 +8,7 @@ use crate::receive::{Plan, Verdict};
 use crate::table::{self, Slot, flag, slot_of};
 use crate::{counters, epoll, log, pair, process, receive, send, spin, wait};
 use highwire_lane::counters::Reason;
+use highwire_lane::program::Unfit;
 use libc::{c_int, c_void, iovec, msghdr, nfds_t, pollfd, size_t, ssize_t};
 use std::sync::atomic::Ordering;
 
@@ -52,6 +53,7 @@ mod exported {
         execve => hooked_execve, execv => hooked_execv, execvp => hooked_execvp, execvpe => hooked_execvpe,
         fexecve => hooked_fexecve, execl => hooked_execl, execlp => hooked_execlp, execle => hooked_execle,
         posix_spawn => hooked_posix_spawn, posix_spawnp => hooked_posix_spawnp,
+        posix_spawn_file_actions_adddup2 => hooked_posix_spawn_file_actions_adddup2,
         chroot => hooked_chroot, unshare => hooked_unshare, setns => hooked_setns, setuid => hooked_setuid,
         setgid => hooked_setgid, seteuid => hooked_seteuid, setreuid => hooked_setreuid,
         setresuid => hooked_setresuid, prctl => hooked_prctl, syscall => hooked_syscall,
@@ -62,10 +64,19 @@ mod exported {
 }
 
 unsafe extern "C" {
-    static real_vfork: unsafe extern "C" fn() -> libc::pid_t;
+    fn begin();
 }
 
-/// Returns twice, the second time after its frame was used by the child: so it has none.
+/// Constructors of libraries that the program needs may come before this library's own: then it runs now, as for every hook
+/// without a system call of its own.
+extern "C" fn before_vfork() {
+    // SAFETY: the shim's constructor, which runs once.
+    unsafe { begin() };
+    process::before_vfork();
+}
+
+/// Returns twice, the second time after its frame was used by the child: so it has none, and the return address waits in a
+/// register, which is the parent's own.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn vfork() -> libc::pid_t {
@@ -74,21 +85,41 @@ unsafe extern "C" fn vfork() -> libc::pid_t {
         "sub rsp, 8",
         "call {before}",
         "add rsp, 8",
-        "mov rax, qword ptr [rip + {real}]",
-        "jmp rax",
-        before = sym process::before_vfork,
-        real = sym real_vfork,
+        "pop rdi",
+        "mov eax, {vfork}",
+        "syscall",
+        "push rdi",
+        "test rax, rax",
+        "jz 2f",
+        "mov rdi, rax",
+        "sub rsp, 8",
+        "call {after}",
+        "add rsp, 8",
+        "2:",
+        "ret",
+        before = sym before_vfork,
+        after = sym process::after_vfork,
+        vfork = const libc::SYS_vfork,
     );
     #[cfg(target_arch = "aarch64")]
     core::arch::naked_asm!(
         "stp x29, x30, [sp, #-16]!",
         "bl {before}",
         "ldp x29, x30, [sp], #16",
-        "adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "br x16",
-        before = sym process::before_vfork,
-        real = sym real_vfork,
+        "mov x0, #{flags}",
+        "mov x1, #0",
+        "mov x8, #{clone}",
+        "svc #0",
+        "cbz x0, 2f",
+        "stp x29, x30, [sp, #-16]!",
+        "bl {after}",
+        "ldp x29, x30, [sp], #16",
+        "2:",
+        "ret",
+        before = sym before_vfork,
+        after = sym process::after_vfork,
+        flags = const libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+        clone = const libc::SYS_clone,
     );
 }
 
@@ -98,8 +129,11 @@ extern "C" fn hw_begin() {
     spin::begin();
     pair::begin();
     log::begin();
-    // Whoever limited this program's system calls did so for the program alone.
-    if raw::has_filter() {
+    // Whoever limited this program's system calls did so for the program alone; and the runtime of a sanitizer, which is
+    // behind this library, has to see every call.
+    let unfit = if raw::has_filter() { Some(Unfit::Filter) } else { raw::has_sanitizer().then_some(Unfit::Sanitizer) };
+    if let Some(unfit) = unfit {
+        log::tell_plain(unfit);
         process::enter_sandbox();
     }
     // A program that was started with a connection, as by inetd.
@@ -132,11 +166,18 @@ fn maybe_socket(fd: c_int) {
     }
     match raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) {
         Ok(libc::IPPROTO_TCP) => {
+            // Several descriptors of one connection, as a program has them that was started by inetd.
+            let cookie = raw::cookie(fd).unwrap_or(0);
+            if cookie != 0 && table::slot_of_cookie(cookie).is_some_and(|slot| table::add_to(slot, fd)) {
+                return;
+            }
             let nonblocking = raw::file_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0);
             table::add(fd, nonblocking);
-            // Whoever had it before may have left something in a lane.
-            if let Some(slot) = slot_of(fd) {
-                pair::ask_at_once(slot);
+            let Some(slot) = slot_of(fd) else { return };
+            slot.cookie.store(cookie, Ordering::Relaxed);
+            if raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0) {
+                // Before anything is asked of it: readiness too may be the lane's.
+                pair::ask_at_once(slot, fd);
             }
         }
         // Not open: it may become anything.
@@ -169,7 +210,9 @@ extern "C" fn hw_closed_range(first: u32, last: u32) {
 #[unsafe(no_mangle)]
 extern "C" fn hw_duplicated(from: c_int, to: c_int) {
     process::notice_fork();
-    if !process::is_foreign() {
+    if process::is_foreign() {
+        process::hand(from);
+    } else {
         table::duplicate(from, to);
     }
 }
@@ -297,6 +340,13 @@ unsafe extern "C" fn hw_abandoned(inside: *const Inside) {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn hw_epoll_made(set: c_int) {
+    if !process::is_foreign() {
+        table::new_set(set);
+    }
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn hw_epoll_seen(set: c_int) {
     epoll::see(set);
 }
@@ -399,6 +449,23 @@ unsafe extern "C" fn hw_poll(list: *mut pollfd, count: nfds_t, timeout: i64, sle
     wait::poll(list, timeout, sleeping)
 }
 
+/// Whether the lanes have something for a selection, whose words of bits are `words`.
+///
+/// # Safety
+/// So many words; `sleeping` is the shim's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_select(set: *const u64, words: size_t, timeout: i64, sleeping: *mut c_int) -> c_int {
+    // SAFETY: both on the shim's stack.
+    let (set, sleeping) = unsafe { (std::slice::from_raw_parts(set, words), &mut *sleeping) };
+    wait::select(set, timeout, sleeping).into()
+}
+
+/// Whether the lanes make a descriptor readable.
+#[unsafe(no_mangle)]
+extern "C" fn hw_is_ready(fd: c_int) -> c_int {
+    wait::is_ready(fd).into()
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn hw_polled() {
     wait::wake_up();
@@ -475,14 +542,22 @@ unsafe extern "C" fn hw_epoll_waited(plan: *const Plan, events: *mut libc::epoll
     epoll::waited(plan.slot, plan.limit != 0, events) as c_int
 }
 
+/// Whether a wait may make a system call of its own.
+#[unsafe(no_mangle)]
+extern "C" fn hw_may_ask_for_signals() -> c_int {
+    (!process::is_sandboxed()).into()
+}
+
 /// Descriptors that came with a message mean something new.
 ///
 /// # Safety
 /// A message that the kernel has filled in.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_receives_descriptors(message: *const msghdr) {
-    // SAFETY: by the contract.
-    unsafe { each_descriptor(message, table::unknown) };
+    if !process::is_foreign() {
+        // SAFETY: by the contract.
+        unsafe { each_descriptor(message, table::unknown) };
+    }
 }
 
 /// Connections that are handed to somebody else: nobody looks, until one holder is left.
@@ -491,29 +566,52 @@ unsafe extern "C" fn hw_receives_descriptors(message: *const msghdr) {
 /// A message that is about to be sent.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_passes_descriptors(message: *const msghdr) {
-    epoll::tell_kernel();
+    if !process::is_foreign() {
+        epoll::tell_kernel();
+    }
     let pass = |fd| {
         if let Some(slot) = slot_of(fd) {
-            // Whoever receives it cannot be known; what is in the lane is its to read.
-            slot.make_plain(Reason::Shared);
-            slot.set(flag::PASSED);
+            // What is in the lane is the receiver's to read.
+            process::pass(slot, fd);
         }
     };
     // SAFETY: by the contract.
     unsafe { each_descriptor(message, pass) };
 }
 
+/// Control messages are the program's own words until the kernel has taken them: one whose length is not inside the control
+/// bytes ends the list, as it does for the kernel, which then refuses the whole message. Nothing is run for any of them.
 unsafe fn each_descriptor(message: *const msghdr, mut run: impl FnMut(c_int)) {
-    // SAFETY: the macros walk the control bytes as the message says.
+    // SAFETY: the control bytes are the program's, as many as the message says; headers and descriptors are looked at only
+    // inside them.
     unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while !header.is_null() {
-            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
-                let bytes = (*header).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-                let descriptors = libc::CMSG_DATA(header).cast::<c_int>();
-                (0..bytes / size_of::<c_int>()).for_each(|index| run(descriptors.add(index).read_unaligned()));
+        let (begin, length) = ((*message).msg_control.cast::<u8>(), (*message).msg_controllen);
+        if begin.is_null() {
+            return;
+        }
+        // The offsets of the descriptors of a message at this offset, and where the next one begins.
+        let look = |at: usize| {
+            let header = begin.add(at).cast::<libc::cmsghdr>().read_unaligned();
+            let inside = (HEADER..=length - at).contains(&header.cmsg_len);
+            inside.then(|| {
+                let passes = header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS;
+                let count = if passes { (header.cmsg_len - HEADER) / size_of::<c_int>() } else { 0 };
+                (count, at.saturating_add(header.cmsg_len.next_multiple_of(align_of::<libc::cmsghdr>())))
+            })
+        };
+        for only_checked in [true, false] {
+            let mut at = 0usize;
+            while at.checked_add(HEADER).is_some_and(|end| end <= length) {
+                let Some((count, next)) = look(at) else { return };
+                if !only_checked {
+                    let descriptors = begin.add(at + HEADER).cast::<c_int>();
+                    (0..count).for_each(|index| run(descriptors.add(index).read_unaligned()));
+                }
+                at = next;
             }
-            header = libc::CMSG_NXTHDR(message, header);
         }
     }
 }
+
+/// Bytes of a control message's header; descriptors follow.
+const HEADER: usize = size_of::<libc::cmsghdr>();

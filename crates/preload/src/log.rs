@@ -1,19 +1,32 @@
-//! What `highwire run --log` tells: a line on standard error for each connection that gets a lane, does not, or ends.
+//! What `highwire run --log` tells: a line on standard error for each connection that gets a lane, does not, or ends, and for
+//! each program that is started and runs plain.
 
 use crate::process;
 use crate::raw;
 use highwire_lane::counters::Reason;
-use libc::c_int;
+use highwire_lane::program::Unfit;
+use libc::{c_char, c_int};
 use rustix::fd::BorrowedFd;
+use std::ffi::CStr;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static WANTED: AtomicBool = AtomicBool::new(false);
 
 /// A line, without memory of anybody's.
-struct Line {
+pub(crate) struct Line {
     bytes: [u8; 512],
     used: usize,
+}
+
+impl Line {
+    pub(crate) fn new() -> Line {
+        Line { bytes: [0; 512], used: 0 }
+    }
+
+    pub(crate) fn text(&self) -> &[u8] {
+        &self.bytes[..self.used]
+    }
 }
 
 impl Write for Line {
@@ -34,6 +47,98 @@ pub(crate) fn begin() {
     WANTED.store(wanted, Ordering::Relaxed);
 }
 
+/// Tells that this process runs plain; before it counts as confined.
+pub(crate) fn tell_plain(why: Unfit) {
+    if WANTED.load(Ordering::Relaxed) {
+        let mut line = Line::new();
+        let _ = writeln!(line, "highwire: process {} runs plain: {}", raw::process(), why.words());
+        let _ = raw::write(2, line.text());
+    }
+}
+
+/// The program at a path is about to be executed, by this process or by a child of it: tells if it will run plain. One that
+/// loads the library tells itself.
+///
+/// # Safety
+/// As for `execve`, or for `execvp` if it is searched for.
+#[unsafe(export_name = "hw_tell_program")]
+unsafe extern "C" fn tell_program(path: *const c_char, searched: c_int) {
+    if !WANTED.load(Ordering::Relaxed) || process::is_sandboxed() || path.is_null() {
+        return;
+    }
+    // SAFETY: by the contract, a string.
+    let path = unsafe { CStr::from_ptr(path) };
+    let mut place = [0; PATH_MAX];
+    let found = if searched != 0 && !path.to_bytes().contains(&b'/') { search(path, &mut place) } else { Some(path) };
+    let Some(path) = found else { return };
+    if let Some(why) = highwire_lane::program::unfit(path) {
+        tell_start(path.to_bytes(), why);
+    }
+}
+
+/// The same for a program that is executed by its descriptor.
+#[unsafe(export_name = "hw_tell_file")]
+extern "C" fn tell_file(fd: c_int) {
+    if WANTED.load(Ordering::Relaxed) && !process::is_sandboxed() && fd >= 0 {
+        // SAFETY: the program's descriptor, which it is about to execute.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        if let Some(why) = highwire_lane::program::unfit_file(file) {
+            tell_start(b"an open file", why);
+        }
+    }
+}
+
+fn tell_start(path: &[u8], why: Unfit) {
+    // One that loads the library tells itself.
+    if why == Unfit::Sanitizer {
+        return;
+    }
+    let mut line = Line::new();
+    let _ = write!(line, "highwire: process {} starts ", raw::process());
+    // A path may be anything; nothing in it moves a cursor.
+    for byte in path.iter().take(NAME_MAX) {
+        let _ = line.write_char(if byte.is_ascii_graphic() || *byte == b' ' { char::from(*byte) } else { '?' });
+    }
+    let _ = writeln!(line, ", which runs plain: {}", why.words());
+    let _ = raw::write(2, line.text());
+}
+
+/// The file that a program's name stands for.
+fn search<'p>(name: &CStr, into: &'p mut [u8; PATH_MAX]) -> Option<&'p CStr> {
+    // SAFETY: as libc itself does in `execvp`.
+    let folders = unsafe { libc::getenv(c"PATH".as_ptr()) };
+    if folders.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the environment, which ends with zero.
+    let folders = unsafe { CStr::from_ptr(folders) }.to_bytes();
+    let name = name.to_bytes();
+    let mut length = 0;
+    for folder in folders.split(|byte| *byte == b':') {
+        let folder = if folder.is_empty() { b"." } else { folder };
+        if folder.len() + 1 + name.len() >= into.len() {
+            continue;
+        }
+        let parts = [folder, b"/", name, b"\0"];
+        let mut used = 0;
+        for part in parts {
+            into[used..used + part.len()].copy_from_slice(part);
+            used += part.len();
+        }
+        let path = CStr::from_bytes_with_nul(&into[..used]).ok()?;
+        if rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() {
+            length = used;
+            break;
+        }
+    }
+    CStr::from_bytes_with_nul(&into[..length]).ok()
+}
+
+/// Longer paths are not looked at.
+const PATH_MAX: usize = 1024;
+/// So much of a path is told.
+const NAME_MAX: usize = 256;
+
 /// Tells how it is with the connection of a descriptor.
 pub(crate) fn tell(fd: c_int, reason: Reason) {
     if !WANTED.load(Ordering::Relaxed) || process::is_sandboxed() {
@@ -41,11 +146,27 @@ pub(crate) fn tell(fd: c_int, reason: Reason) {
     }
     // SAFETY: the program's descriptor, which it is in the middle of using.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let mut line = Line { bytes: [0; 512], used: 0 };
+    let mut line = Line::new();
     let _ = write!(line, "highwire: process {}, descriptor {fd}", process::number());
     if let [Some(local), Some(remote)] = highwire_mem::socket_names(socket) {
         let _ = write!(line, ", {local} to {remote}");
     }
     let _ = writeln!(line, ": {}", reason.words());
-    let _ = raw::write(2, &line.bytes[..line.used]);
+    let _ = raw::write(2, line.text());
+}
+
+/// Tells that `highwire explain` and `highwire lanes` cannot know of this process.
+pub(crate) fn tell_of_pages(page_bytes: usize) {
+    if !WANTED.load(Ordering::Relaxed) || process::is_sandboxed() {
+        return;
+    }
+    let mut line = Line::new();
+    let _ = writeln!(
+        line,
+        "highwire: process {}: not shown by `highwire explain`: this kernel has pages of {page_bytes} bytes, and counters are made \
+         for pages of {}",
+        process::number(),
+        highwire_lane::counters::PAGE_BYTES
+    );
+    let _ = raw::write(2, line.text());
 }

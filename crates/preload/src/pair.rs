@@ -93,10 +93,11 @@ pub(crate) fn forget_asking() {
     ASKING.store(false, Ordering::Relaxed);
 }
 
-/// The next call on it asks: whoever had it before may have left something in a lane.
-pub(crate) fn ask_at_once(slot: &Slot) {
-    slot.calls.store(CALLS, Ordering::Relaxed);
+/// Asks for the lane of a connection that another process had before, and may have left something in.
+pub(crate) fn ask_at_once(slot: &Slot, fd: c_int) {
     slot.board.store(BOARD_LEFT, Ordering::Relaxed);
+    slot.calls.store(CALLS, Ordering::Relaxed);
+    ask(slot, fd, CALLS);
 }
 
 #[cold]
@@ -125,7 +126,16 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
     }
     let patience = if board == BOARD_LEFT { Patience::Much } else { Patience::Little };
     let silent = patience == Patience::Little && SILENCE.holds(milliseconds());
-    if slot.quiet().is_none() || silent || ASKING.swap(true, Ordering::Acquire) {
+    if slot.quiet().is_none() || silent {
+        return;
+    }
+    // An inherited connection may have a lane already, also while another process has it.
+    if patience == Patience::Little && process::is_used_uncounted(slot, fd) {
+        slot.asked_at_calls.store(calls.max(1), Ordering::Relaxed);
+        explain(slot, Reason::Shared);
+        return;
+    }
+    if !begin_asking(patience) {
         return;
     }
     slot.asked_at_calls.store(calls.max(1), Ordering::Relaxed);
@@ -133,6 +143,21 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
         claim_lane(slot, fd, patience);
     }
     ASKING.store(false, Ordering::Release);
+}
+
+/// One thread asks at a time. Bytes that lie in a lane come before those of TCP: where there may be some, a thread waits for
+/// its turn.
+fn begin_asking(patience: Patience) -> bool {
+    let until = milliseconds() + patience.milliseconds().cast_unsigned();
+    loop {
+        if !ASKING.swap(true, Ordering::Acquire) {
+            return true;
+        }
+        if patience == Patience::Little || milliseconds() > until {
+            return false;
+        }
+        crate::raw::nap(50_000);
+    }
 }
 
 fn claim_lane(slot: &Slot, fd: c_int, patience: Patience) {
@@ -144,7 +169,9 @@ fn claim_lane(slot: &Slot, fd: c_int, patience: Patience) {
         Err(error) => SILENCE.begin(*error, milliseconds()),
     }
     match answer {
-        Ok(Answer::Paired(pairing)) => join(slot, fd, &pairing),
+        Ok(Answer::Paired(pairing)) => join(slot, fd, &pairing, patience),
+        // No other process has put bytes into a lane.
+        Ok(Answer::Waiting { .. }) if patience == Patience::Much => begin_young(slot),
         Ok(Answer::Waiting { board, place, value }) => {
             tell(slot, fd, Reason::OtherEnd);
             if let Some(memory) = board {
@@ -152,6 +179,11 @@ fn claim_lane(slot: &Slot, fd: c_int, patience: Patience) {
             }
             // A place that is never zero, so that the word is not.
             slot.board.store((u64::from(place) + 1) << 48 | value & BOARD_MASK, Ordering::Relaxed);
+        }
+        // One that was inherited may not be connected yet.
+        Ok(Answer::Refused(Refusal::NotConnected)) if patience == Patience::Much => {
+            tell(slot, fd, Reason::Refused);
+            begin_young(slot);
         }
         Ok(Answer::Refused(refusal)) => {
             let reason = if refusal == Refusal::Exhausted { Reason::Exhausted } else { Reason::Refused };
@@ -222,7 +254,16 @@ fn may_have_lane(slot: &Slot, fd: c_int) -> bool {
     false
 }
 
-fn join(slot: &Slot, fd: c_int, pairing: &Pairing) {
+/// An inherited connection without a lane gets one like a new connection, when the process that had it before has closed it.
+fn begin_young(slot: &Slot) {
+    process::share_uncounted(slot, crate::raw::parent());
+    for word in [&slot.calls, &slot.asked_at_calls] {
+        word.store(0, Ordering::Relaxed);
+    }
+    slot.board.store(0, Ordering::Relaxed);
+}
+
+fn join(slot: &Slot, fd: c_int, pairing: &Pairing, patience: Patience) {
     let Some(place) = region(pairing) else {
         tell(slot, fd, Reason::Memory);
         slot.board.store(BOARD_REFUSED, Ordering::Relaxed);
@@ -237,14 +278,25 @@ fn join(slot: &Slot, fd: c_int, pairing: &Pairing) {
         slot.unset(flag::ADOPTING);
         return;
     };
+    let goes_on = end.lane.state(end.side) == EndState::Joined;
+    if patience == Patience::Much && !goes_on {
+        // The lane is new, and another process that has the connection may never join it.
+        slot.drop_lane();
+        slot.unset(flag::ADOPTING);
+        return begin_young(slot);
+    }
     let holders = end.lane.holders(end.side);
     if !holders.add(process::number()) {
         return slot.make_plain(Reason::Shared);
     }
+    // Another holder may be between reading and counting what it read. The region's counts are right while that process
+    // keeps them; the kernel's are taken over when there is no other holder.
+    let is_shared = goes_on && holders.others(process::number()).next().is_some();
     // SAFETY: the program's descriptor, which it is in the middle of using.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     if let Ok(cookie) = rustix::net::sockopt::socket_cookie(socket) {
         set(slot, Counter::Cookie, cookie);
+        slot.cookie.store(cookie, Ordering::Relaxed);
     }
     // It may have been changed by whoever had it before us.
     if let Ok(flags) = crate::raw::file_flags(fd) {
@@ -256,8 +308,13 @@ fn join(slot: &Slot, fd: c_int, pairing: &Pairing) {
         slot.set(flag::COMBINING);
         crate::raw::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     }
-    // Otherwise it is tried again with the next call.
-    process::adopt_counts(slot, fd);
+    if is_shared {
+        slot.set(flag::SHARED);
+        slot.unset(flag::ADOPTING);
+    } else {
+        // Otherwise it is tried again with the next call.
+        process::adopt_counts(slot, fd);
+    }
     tell(slot, fd, Reason::Paired);
     crate::epoll::note_lane(slot);
     end.lane.set_state(end.side, EndState::Joined);

@@ -5,19 +5,27 @@ use crate::raw;
 use crate::table::{self, Slot, flag};
 use highwire_lane::UNBORN;
 use highwire_lane::counters::{Counter, Reason, digits};
-use highwire_mem::{Process, TcpCounts};
+use highwire_mem::{Process, TcpCounts, TcpState};
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 static SANDBOXED: AtomicBool = AtomicBool::new(false);
 static RING: AtomicBool = AtomicBool::new(false);
-/// Whether a child of vfork may be running in this memory.
-static VFORKED: AtomicBool = AtomicBool::new(false);
+/// Spawns and vforks under way, in the lower half: their children run in this memory, with descriptors of their own, and are
+/// not among the holders of what they inherit yet. In the upper half, children that stay in this memory for good.
+#[unsafe(no_mangle)]
+pub(crate) static hw_spawning: AtomicU32 = AtomicU32::new(0);
+const SPAWNS: u32 = 0xffff;
 
 /// At the beginning, in the constructor.
 pub(crate) fn begin() {
     NUMBER.store(Process::current().number(), Ordering::Relaxed);
+}
+
+/// Whether a child may just be starting that is not counted among the holders of connections yet.
+pub(crate) fn is_spawning() -> bool {
+    hw_spawning.load(Ordering::SeqCst) & SPAWNS != 0
 }
 
 /// This process.
@@ -42,6 +50,10 @@ pub(crate) fn is_sandboxed() -> bool {
 
 #[unsafe(export_name = "hw_sandboxed")]
 pub(crate) extern "C" fn enter_sandbox() {
+    // A child in this memory that confines itself.
+    if is_foreign() {
+        return;
+    }
     SANDBOXED.store(true, Ordering::Relaxed);
     // What is in the lanes is still read first; everything else is the program's own calls.
     table::slots().for_each(|slot| slot.make_plain(Reason::Sandbox));
@@ -54,7 +66,7 @@ pub(crate) fn has_ring() -> bool {
 
 #[unsafe(export_name = "hw_ring_made")]
 extern "C" fn ring_made() {
-    if !RING.swap(true, Ordering::Relaxed) {
+    if !is_foreign() && !RING.swap(true, Ordering::Relaxed) {
         table::slots().for_each(|slot| slot.make_plain(Reason::Ring));
     }
 }
@@ -91,6 +103,8 @@ extern "C" fn after_fork(child: i32) {
             } else {
                 holders.remove(UNBORN);
             }
+        } else if child > 0 {
+            share_uncounted(slot, child.cast_unsigned());
         }
     }
 }
@@ -98,7 +112,9 @@ extern "C" fn after_fork(child: i32) {
 fn become_child() {
     let process = Process::current().number();
     NUMBER.store(process, Ordering::Relaxed);
+    hw_spawning.store(0, Ordering::Relaxed);
     crate::spin::forget_thread();
+    crate::wait::forget_sleeping();
     crate::pair::forget_asking();
     counters::detach();
     for slot in table::slots() {
@@ -107,6 +123,8 @@ fn become_child() {
             slot.set(flag::SHARED);
             end.incoming.turn_away();
             end.lane.holders(end.side).replace(UNBORN, process);
+        } else {
+            share_uncounted(slot, raw::parent());
         }
     }
     crate::epoll::share_all();
@@ -117,37 +135,115 @@ fn become_child() {
     }
 }
 
-/// Whether the calling process is a child of vfork, which has this memory but descriptors of its own.
-pub(crate) fn is_foreign() -> bool {
-    VFORKED.load(Ordering::Relaxed) && raw::process() != number()
+/// Whether the calling process is a child in this memory, with descriptors of its own: of vfork, or of clone with `CLONE_VM`.
+/// The tables are its parent's; its calls are the kernel's alone.
+#[unsafe(export_name = "hw_is_foreign")]
+pub(crate) extern "C" fn is_foreign() -> bool {
+    hw_spawning.load(Ordering::Relaxed) != 0 && raw::process() != number()
 }
 
-#[unsafe(export_name = "hw_before_vfork")]
-pub(crate) extern "C" fn before_vfork() {
-    // For good: other threads may be in a vfork of their own.
-    VFORKED.store(true, Ordering::Relaxed);
-    before_spawn();
-}
-
-/// A program is about to be started that gets whatever is not closed by exec.
+/// A program is about to be started, which gets whatever is not closed by exec.
 #[unsafe(export_name = "hw_before_spawn")]
 extern "C" fn before_spawn() {
-    crate::epoll::tell_kernel();
-    for (_, slot) in table::descriptors().filter(|(fd, slot)| slot.end().is_some() && !raw::closes_on_exec(*fd)) {
-        slot.set(flag::INHERITED | flag::SHARED);
-        if let Some(end) = slot.end() {
+    hw_spawning.fetch_add(1, Ordering::SeqCst);
+    share(is_inherited);
+}
+
+/// A child is about to run in this memory, until it executes a program or ends. It may use any connection before, and the
+/// kernel's counts are taken over when it has gone.
+#[unsafe(export_name = "hw_before_vfork")]
+pub(crate) extern "C" fn before_vfork() {
+    hw_spawning.fetch_add(1, Ordering::SeqCst);
+    share(|_, _| true);
+}
+
+/// The same for one that shares this memory beside its parent, for as long as it lives.
+#[unsafe(export_name = "hw_before_shared_memory")]
+extern "C" fn before_shared_memory() {
+    hw_spawning.fetch_add(SPAWNS + 2, Ordering::SeqCst);
+    share(|_, _| true);
+}
+
+/// The child has its program, or has ended; with its number, or zero where there is none.
+#[unsafe(export_name = "hw_after_spawn")]
+extern "C" fn after_spawn(child: i32) {
+    if child > 0 {
+        for (fd, slot) in table::descriptors().filter(|(fd, slot)| is_inherited(*fd, slot)) {
+            let Some(end) = slot.end() else {
+                share_uncounted(slot, child.cast_unsigned());
+                continue;
+            };
+            if !end.lane.holders(end.side).add(child.cast_unsigned()) {
+                pass(slot, fd);
+            }
+        }
+    }
+    hw_spawning.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// What vfork returns in the parent, from what the system call did.
+pub(crate) extern "C" fn after_vfork(result: isize) -> libc::pid_t {
+    let child = i32::try_from(result).unwrap_or(-1);
+    after_spawn(child.max(0));
+    if child >= 0 {
+        return child;
+    }
+    // SAFETY: this thread's own.
+    unsafe { *libc::__errno_location() = -child };
+    -1
+}
+
+/// Whether a program that is started now gets a descriptor of the connection.
+fn is_inherited(fd: i32, slot: &Slot) -> bool {
+    slot.has(flag::HANDED) || !raw::closes_on_exec(fd)
+}
+
+/// No thread polls the lanes of these connections until their holders are known.
+fn share(concerned: impl Fn(i32, &Slot) -> bool) {
+    if !is_foreign() {
+        crate::epoll::tell_kernel();
+    }
+    for (fd, slot) in table::descriptors() {
+        if let Some(end) = slot.end().filter(|_| concerned(fd, slot)) {
+            slot.set(flag::SHARED);
             end.incoming.turn_away();
         }
     }
 }
 
-#[unsafe(export_name = "hw_after_spawn")]
-extern "C" fn after_spawn(child: i32) {
-    for slot in table::slots().filter(|slot| slot.has(flag::INHERITED)) {
-        if let Some(end) = slot.end().filter(|_| child > 0) {
-            end.lane.holders(end.side).add(child.cast_unsigned());
-        }
+/// A child gets a duplicate of the descriptor that exec does not close.
+#[unsafe(export_name = "hw_handed")]
+pub(crate) extern "C" fn hand(fd: i32) {
+    if let Some(slot) = table::slot_of(fd) {
+        slot.set(flag::HANDED);
     }
+}
+
+/// A connection without a lane is another process's too.
+pub(crate) fn share_uncounted(slot: &Slot, other: u32) {
+    let known = slot.other.load(Ordering::Relaxed);
+    let several = slot.has(flag::UNCOUNTED) && known != other && (known == table::MANY || raw::exists(known));
+    slot.other.store(if several { table::MANY } else { other }, Ordering::Relaxed);
+    slot.set(flag::UNCOUNTED);
+}
+
+/// Whether a process that is not among the holders of a lane still has the connection. Its bytes would be missing in the
+/// counts of a lane, and it would not see the records there.
+pub(crate) fn is_used_uncounted(slot: &Slot, fd: i32) -> bool {
+    if !slot.has(flag::UNCOUNTED) {
+        return false;
+    }
+    let other = slot.other.load(Ordering::Relaxed);
+    let used = is_sandboxed() || other == table::MANY || is_spawning() || raw::has_descriptor_of(other, fd);
+    slot.put(flag::UNCOUNTED, used);
+    used
+}
+
+/// Another process gets a descriptor of the connection, and cannot be counted among its holders.
+pub(crate) fn pass(slot: &Slot, fd: i32) {
+    slot.make_plain(Reason::Shared);
+    crate::log::tell(fd, Reason::Shared);
+    slot.set(flag::PASSED);
 }
 
 /// This process becomes another program: nobody looks any more.
@@ -166,6 +262,9 @@ extern "C" fn before_exec() {
 
 /// Whether this process has a connection to itself again; asked now and then.
 pub(crate) fn is_alone(slot: &Slot, fd: i32) -> bool {
+    if is_spawning() {
+        return false;
+    }
     let now = highwire_mem::ticks();
     let asked = slot.shared_asked.load(Ordering::Relaxed);
     if asked != 0 && now.wrapping_sub(asked) < crate::spin::millisecond() {
@@ -183,7 +282,7 @@ pub(crate) fn is_alone(slot: &Slot, fd: i32) -> bool {
         }
     }
     alone && !is_sandboxed() && holders.add(number()) && {
-        slot.unset(flag::SHARED | flag::INHERITED);
+        slot.unset(flag::SHARED);
         if slot.quiet().is_some() && slot.poll_sleepers.load(Ordering::SeqCst) == 0 {
             end.incoming.forget_sleepers();
             end.outgoing.forget_sends();
@@ -208,18 +307,23 @@ pub(crate) fn adopt_counts(slot: &Slot, fd: i32) -> bool {
     let counts = if is_sandboxed() { None } else { TcpCounts::of(socket).ok() };
     let quiet = before.is_some() && slot.quiet() == before;
     match counts {
-        Some(counts) if counts.established && quiet => {
+        Some(counts) if counts.state == TcpState::Established && quiet => {
             end.outgoing.adopt_tcp(counts.written);
             end.incoming.adopt_tcp(counts.read);
             slot.unset(flag::UNSURE | flag::ADOPTING);
             true
         }
-        Some(counts) if counts.established => {
+        Some(counts) if counts.state == TcpState::Established => {
             slot.set(flag::UNSURE);
             slot.unset(flag::ADOPTING);
             false
         }
-        _ => {
+        counts => {
+            // What lies in the lane is still read, at its place among the bytes of TCP. Of a connection that is closed the
+            // region's own count is as good as any.
+            if let Some(counts) = counts.filter(|counts| counts.state == TcpState::Closing && quiet) {
+                end.incoming.adopt_tcp(counts.read);
+            }
             slot.make_plain(Reason::Refused);
             slot.unset(flag::ADOPTING);
             false

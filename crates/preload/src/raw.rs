@@ -69,6 +69,7 @@ pub(crate) const LIST_MAX: usize = 64;
 pub(crate) const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 unsafe extern "C" {
+    fn hw_has_sanitizer() -> c_int;
     fn hw_raw(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }
 
@@ -218,6 +219,25 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Result<c_int, c_in
     result(raw).map(|_| value)
 }
 
+/// The kernel's number of a socket, which no other one gets.
+pub(crate) fn cookie(fd: c_int) -> Result<u64, c_int> {
+    let mut value = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `value`.
+    let raw = unsafe {
+        hw_raw(
+            libc::SYS_getsockopt,
+            fd.into(),
+            libc::SOL_SOCKET.into(),
+            libc::SO_COOKIE.into(),
+            (&raw mut value) as c_long,
+            (&raw mut length) as c_long,
+            0,
+        )
+    };
+    result(raw).map(|_| value)
+}
+
 /// Sets an option of a socket that is a number.
 pub(crate) fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) {
     // SAFETY: the kernel reads the number.
@@ -265,16 +285,74 @@ pub(crate) fn closes_on_exec(fd: c_int) -> bool {
     }
 }
 
+/// Nanoseconds that a send waits at most, if the program has limited them.
+pub(crate) fn send_limit(fd: c_int) -> Option<u64> {
+    let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut length = size_of_val(&limit) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET.into(), libc::SO_SNDTIMEO.into());
+    let (value, bytes) = ((&raw mut limit) as c_long, (&raw mut length) as c_long);
+    // SAFETY: the kernel writes at most `length` bytes.
+    let answer = unsafe { hw_raw(libc::SYS_getsockopt, fd.into(), level, name, value, bytes, 0) };
+    let nanoseconds = (limit.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(limit.tv_usec as u64 * 1000);
+    (answer == 0 && nanoseconds > 0).then_some(nanoseconds)
+}
+
 /// Whether the system calls of this thread are filtered.
 pub(crate) fn has_filter() -> bool {
     // SAFETY: takes and returns numbers.
     unsafe { hw_raw(libc::SYS_prctl, libc::PR_GET_SECCOMP.into(), 0, 0, 0, 0, 0) > 0 }
 }
 
+/// Whether the runtime of a sanitizer is among the libraries that are loaded. Asked in the constructor.
+pub(crate) fn has_sanitizer() -> bool {
+    // SAFETY: walks the loader's list, under the loader's lock.
+    unsafe { hw_has_sanitizer() != 0 }
+}
+
 /// This process, asked of the kernel.
 pub(crate) fn process() -> u32 {
     // SAFETY: takes nothing, returns a number.
     unsafe { hw_raw(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) as u32 }
+}
+
+/// The parent of this process.
+pub(crate) fn parent() -> u32 {
+    // SAFETY: takes nothing, returns a number.
+    unsafe { hw_raw(libc::SYS_getppid, 0, 0, 0, 0, 0, 0) as u32 }
+}
+
+/// Whether a process has a descriptor of the file that `fd` is of this one, as `/proc` tells. True where that may not be
+/// known, or is too much to look through; false for a process that is dead.
+pub(crate) fn has_descriptor_of(process: u32, fd: c_int) -> bool {
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir};
+    use std::ffi::CStr;
+    use std::fmt::Write;
+    use std::os::fd::{AsFd, BorrowedFd};
+    const FILES_MAX: usize = 1024;
+    let identity = |folder: BorrowedFd<'_>, name: &CStr| {
+        rustix::fs::statat(folder, name, AtFlags::empty()).map(|file| (file.st_dev, file.st_ino))
+    };
+    let mut names = crate::log::Line::new();
+    let _ = write!(names, "/proc/self/fd/{fd}\0/proc/{process}/fd\0");
+    let mut names = names.text().split_inclusive(|byte| *byte == 0).map(CStr::from_bytes_with_nul);
+    let (Some(Ok(own)), Some(Ok(folder))) = (names.next(), names.next()) else { return true };
+    // Without /proc nothing can be known; then it is as for a process that is dead.
+    let Ok(own) = identity(CWD, own) else { return false };
+    let folder = match rustix::fs::open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(folder) => folder,
+        Err(error) => return error != rustix::io::Errno::NOENT,
+    };
+    let mut space = [std::mem::MaybeUninit::uninit(); 1024];
+    let mut entries = RawDir::new(&folder, &mut space);
+    let mut looked = 0;
+    while let Some(entry) = entries.next() {
+        let Ok(entry) = entry else { return true };
+        looked += 1;
+        if looked > FILES_MAX || identity(folder.as_fd(), entry.file_name()) == Ok(own) {
+            return true;
+        }
+    }
+    false
 }
 
 /// This thread, asked of the kernel.

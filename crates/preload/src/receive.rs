@@ -21,7 +21,13 @@ pub(crate) struct Plan {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
     pub(crate) error: c_int,
+    /// Until when a send may wait, in nanoseconds of the monotonic clock: zero before its first wait, [`NEVER`] without a
+    /// limit.
+    pub(crate) deadline: u64,
 }
+
+/// The deadline of a send without a time limit; the shim's too.
+const NEVER: u64 = u64::MAX;
 
 /// What the shim does next; its `enum verdict`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,6 +45,16 @@ impl Plan {
     pub(crate) fn of(&mut self, slot: &Slot) {
         self.slot = slot.index() as u32 + 1;
         self.generation = slot.generation.load(Ordering::Acquire);
+    }
+
+    /// Whether a send may wait for a reader that is slow, by what the program has set (`SO_SNDTIMEO`): all waits of a call
+    /// together, as in the kernel.
+    pub(crate) fn may_wait(&mut self, fd: c_int) -> bool {
+        if self.deadline == 0 {
+            let limit = crate::raw::send_limit(fd);
+            self.deadline = limit.map_or(NEVER, |limit| crate::spin::nanoseconds().saturating_add(limit));
+        }
+        self.deadline == NEVER || crate::spin::nanoseconds() < self.deadline
     }
 
     pub(crate) fn fail(&mut self, error: c_int) -> Verdict {
@@ -294,7 +310,12 @@ impl Call<'_> {
                         if plan.done == 0 {
                             return asleep(self.slot);
                         }
-                        // The kernel does not know of the part of a whole that is there already.
+                        // The kernel does not know of the part of a whole that is there already, for which an error is left
+                        // to the next call.
+                        if raw::is_over(self.fd) && raw::unread(self.fd) == 0 {
+                            incoming.wake();
+                            return self.done(plan, begun);
+                        }
                         match self.tcp(plan, left) {
                             Err(libc::EAGAIN) => return self.wait(),
                             result => {

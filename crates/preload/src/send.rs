@@ -158,9 +158,9 @@ fn by_lane(
             Published::Done(0) => break,
             Published::Done(bytes) => plan.done += bytes,
             Published::NotLooked => break,
-            Published::Full if waits => {
+            Published::Full if waits && plan.may_wait(fd) => {
                 outgoing.lock().unlock(spin::thread());
-                let room = wait_for_room(end);
+                let room = wait_for_room(slot, end);
                 if plan.slot().is_none() || !lock(slot, end) || !room {
                     add(slot, Counter::FullBytes, (total - plan.done) as u64);
                     break;
@@ -185,32 +185,47 @@ fn by_lane(
     plan.done == total
 }
 
-/// Waits for a reader that is looking and slow: spinning at first, then in naps while it gets on. False if it does not.
-fn wait_for_room(end: End) -> bool {
-    let outgoing = end.outgoing;
-    if !spin::may_spin(outgoing.reader_cpu()) {
+/// Waits for a reader that is looking and slow: spinning at first, then in naps while it gets on. False if it does not, and
+/// where this very wait may keep it from getting on: then TCP takes the bytes, and the kernel wakes when it has room.
+///
+/// Two ends that both write before they read may both find no room, and each is what the other one waits for. So an end that
+/// is written to as well waits for a moment only; and not at all for a reader that has not moved since a wait in vain.
+fn wait_for_room(slot: &Slot, end: End) -> bool {
+    let (outgoing, incoming) = (end.outgoing, end.incoming);
+    let before = outgoing.reader_progress();
+    if slot.stuck_at.load(Ordering::Relaxed) == before || !spin::may_spin(outgoing.reader_cpu()) {
         return false;
     }
-    let unread = outgoing.unread();
-    let moved = || outgoing.unread() < unread || !outgoing.is_looked_at();
+    let moved = || outgoing.reader_progress() != before || !outgoing.is_looked_at();
+    let heard = incoming.heard();
+    let written_to = slot.heard.swap(heard, Ordering::Relaxed) != heard;
+    let both_ways = || written_to || incoming.has_news();
     let start = ticks();
-    while ticks().wrapping_sub(start) < spin::microseconds(ROOM_SPIN) {
+    loop {
         if moved() {
             return true;
         }
+        let budget = if both_ways() { ROOM_SPIN_BOTH_WAYS } else { ROOM_SPIN };
+        if ticks().wrapping_sub(start) >= spin::microseconds(budget) {
+            break;
+        }
         spin::pause_for(outgoing.reader_cpu());
     }
-    for _ in 0..NAPS {
+    let mut naps = NAPS;
+    while naps > 0 && !both_ways() {
         raw::nap(NAP);
         if moved() {
             return true;
         }
+        naps -= 1;
     }
+    slot.stuck_at.store(before, Ordering::Relaxed);
     false
 }
 
-/// Microseconds.
+/// Microseconds; fewer where both ends write, and this one may be what the other one waits for.
 const ROOM_SPIN: u64 = 100;
+const ROOM_SPIN_BOTH_WAYS: u64 = 10;
 /// Nanoseconds.
 const NAP: i64 = 50_000;
 const NAPS: u32 = 40;

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 pub(crate) const DESCRIPTORS: usize = 65536;
 pub(crate) const SLOTS: usize = 16384;
 pub(crate) const REGIONS: usize = 1024;
+/// For [`Slot::descriptors`].
+const CLOSING: u32 = 1 << 31;
 /// Epoll sets that may watch one connection.
 pub(crate) const WATCHERS: usize = 4;
 
@@ -24,6 +26,8 @@ const SOCKET: u32 = 0x8000_0000;
 const EPOLL: u32 = 0x4000_0000;
 /// Known to be none of ours.
 const OTHER: u32 = 1;
+/// An epoll set that was made and not used yet; the shim's `IS_NEW_SET`.
+const NEW_SET: u32 = 2;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -34,7 +38,7 @@ pub(crate) static MAPPED: [AtomicPtr<SharedMemory>; REGIONS] =
 
 /// A connection, as this process knows it.
 pub(crate) struct Slot {
-    /// Descriptors that stand for it.
+    /// Descriptors that stand for it; [`CLOSING`] while the last one goes.
     pub(crate) descriptors: AtomicU32,
     /// Changes when the slot is given to another connection.
     pub(crate) generation: AtomicU32,
@@ -70,7 +74,18 @@ pub(crate) struct Slot {
     pub(crate) shared_asked: AtomicU64,
     /// Receives for which the sender was on the same CPU.
     pub(crate) met: AtomicU32,
+    /// The kernel's number of the socket, where it was asked for; else zero.
+    pub(crate) cookie: AtomicU64,
+    /// The process that may use it too, while there is no lane with a list of holders; [`MANY`] for several.
+    pub(crate) other: AtomicU32,
+    /// How far the reader had come when a send last waited in vain for it to make room.
+    pub(crate) stuck_at: AtomicU64,
+    /// What had come the other way when a send last waited for room.
+    pub(crate) heard: AtomicU64,
 }
+
+/// For [`Slot::other`].
+pub(crate) const MANY: u32 = u32::MAX;
 
 /// One call, in [`Slot::inside`].
 const CALL: u32 = 1 << 16;
@@ -97,8 +112,8 @@ pub(crate) mod flag {
     pub(crate) const UNSURE: u32 = 1 << 8;
     /// Watched in a way that only the kernel can serve.
     pub(crate) const WATCHED_OTHERWISE: u32 = 1 << 9;
-    /// A program that was started has it too, perhaps.
-    pub(crate) const INHERITED: u32 = 1 << 10;
+    /// A child duplicates it into a descriptor that exec does not close: programs that are started have it too, perhaps.
+    pub(crate) const HANDED: u32 = 1 << 10;
     /// The kernel said that the connection ends: sending goes by TCP.
     pub(crate) const ENDING: u32 = 1 << 11;
     /// It was passed to another process, which may not have come yet.
@@ -115,6 +130,8 @@ pub(crate) mod flag {
     pub(crate) const UNANNOUNCED: u32 = 1 << 16;
     /// `SO_RCVLOWAT` is set.
     pub(crate) const LOW_WATER: u32 = 1 << 17;
+    /// It has no lane, and another process may use it, whose bytes nobody would count: [`Slot::other`].
+    pub(crate) const UNCOUNTED: u32 = 1 << 19;
     /// Nothing that reads looks for records.
     pub(crate) const NOT_READING: u32 = PLAIN | SHARED | SHUT_READ | ADOPTING | UNSURE | WATCHED_OTHERWISE;
     /// Nothing that writes publishes records.
@@ -153,6 +170,10 @@ impl Slot {
             vain_spins: AtomicU32::new(0),
             shared_asked: AtomicU64::new(0),
             met: AtomicU32::new(0),
+            cookie: AtomicU64::new(0),
+            other: AtomicU32::new(0),
+            stuck_at: AtomicU64::new(u64::MAX),
+            heard: AtomicU64::new(0),
         }
     }
 
@@ -252,9 +273,15 @@ impl Slot {
 
     fn clear(&self) {
         self.watched.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        for word in
-            [&self.flags, &self.poll_sleepers, &self.inside, &self.calls, &self.asked_at_calls, &self.vain_spins]
-        {
+        for word in [
+            &self.flags,
+            &self.poll_sleepers,
+            &self.inside,
+            &self.calls,
+            &self.asked_at_calls,
+            &self.vain_spins,
+            &self.other,
+        ] {
             word.store(0, Ordering::Relaxed);
         }
         for word in [
@@ -267,9 +294,12 @@ impl Slot {
             &self.send_frame,
             &self.slept_at,
             &self.shared_asked,
+            &self.cookie,
+            &self.heard,
         ] {
             word.store(0, Ordering::Relaxed);
         }
+        self.stuck_at.store(u64::MAX, Ordering::Relaxed);
     }
 }
 
@@ -319,6 +349,17 @@ pub(crate) fn make_set(fd: i32, set: usize) -> bool {
     let Some(word) = word_of(fd) else { return false };
     let change = |entry: u32| (entry & (EPOLL | SOCKET) == 0).then_some(EPOLL | set as u32);
     word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).is_ok()
+}
+
+/// An epoll set was made. It gets a place among the sets as soon as it is watched or watches something.
+pub(crate) fn new_set(fd: i32) {
+    forget(fd);
+    set_entry(fd, NEW_SET);
+}
+
+/// Whether it is an epoll set that has no place among the sets yet.
+pub(crate) fn is_new_set(fd: i32) -> bool {
+    entry(fd) == NEW_SET
 }
 
 /// The slot of this number, if it is still the same connection's.
@@ -401,26 +442,53 @@ static SEARCH: AtomicU32 = AtomicU32::new(0);
 /// Another descriptor for the same connection, or the same epoll set.
 pub(crate) fn duplicate(from: i32, to: i32) {
     forget(to);
+    if is_new_set(from) {
+        crate::epoll::see(from);
+    }
     if let Some(slot) = slot_of(from) {
         // A set knows a connection by descriptor and file.
         crate::epoll::tell_kernel_of(slot);
-        slot.descriptors.fetch_add(1, Ordering::SeqCst);
-        if set_entry(to, SOCKET | slot.index() as u32) {
-            HIGHEST.fetch_max(to as u32, Ordering::Relaxed);
-        } else {
-            slot.descriptors.fetch_sub(1, Ordering::SeqCst);
+        if !add_to(slot, to) {
+            // Another thread closes it meanwhile: what is left is found out when it is used.
+            set_entry(to, 0);
         }
     } else if let Some(set) = set_of(from) {
-        crate::epoll::spoil(set);
-        set_entry(to, OTHER);
+        crate::epoll::note_copy(set);
+        if !set_entry(to, EPOLL | set as u32) {
+            // It has no entry, so that what is watched by it would not be seen.
+            crate::epoll::spoil(set);
+        }
     }
+}
+
+/// One more descriptor of a connection. False if it is just going.
+pub(crate) fn add_to(slot: &'static Slot, fd: i32) -> bool {
+    let more = |count: u32| (1..CLOSING).contains(&count).then(|| count + 1);
+    if slot.descriptors.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() {
+        return false;
+    }
+    if set_entry(fd, SOCKET | slot.index() as u32) {
+        HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+    } else {
+        slot.descriptors.fetch_sub(1, Ordering::SeqCst);
+    }
+    true
+}
+
+/// The connection of the socket with this number, if it is known by it.
+pub(crate) fn slot_of_cookie(cookie: u64) -> Option<&'static Slot> {
+    slots().find(|slot| slot.cookie.load(Ordering::Relaxed) == cookie)
 }
 
 /// A descriptor means something else now, and nobody said that it was closed.
 pub(crate) fn forget(fd: i32) {
     if let Some(set) = set_of(fd) {
-        crate::epoll::remove_set(set);
-    } else if slot_of(fd).is_some() {
+        set_entry(fd, OTHER);
+        let other = || (0..DESCRIPTORS as i32).find(|other| set_of(*other) == Some(set));
+        crate::epoll::leave_set(set, fd, other);
+        return;
+    }
+    if slot_of(fd).is_some() {
         release(fd, false);
     }
     set_entry(fd, OTHER);
@@ -443,13 +511,25 @@ pub(crate) fn close(fd: i32) {
 
 fn release(fd: i32, orderly: bool) {
     let Some(slot) = slot_of(fd) else { return };
-    // Not zero: who uses the number meanwhile would find the socket, which is still open, and take it for a new one.
-    set_entry(fd, OTHER);
-    if slot.descriptors.load(Ordering::SeqCst) > 1 {
-        slot.descriptors.fetch_sub(1, Ordering::SeqCst);
-        // It is known by another one from now on.
+    // Not zero: who uses the number meanwhile would find the socket, which is still open, and take it for a new one. Of two
+    // threads that close one number, one closes the connection's.
+    let known = SOCKET | slot.index() as u32;
+    let ours = |word: &AtomicU32| word.compare_exchange(known, OTHER, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+    if !word_of(fd).is_some_and(ours) {
+        return;
+    }
+    // Whoever takes the last one off says so in the same step, and the slot is nobody else's until all is done.
+    let less = |count: u32| Some(if count == 1 { CLOSING } else { count - 1 });
+    let before = slot.descriptors.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    if before.is_ok_and(|before| before > 1) {
+        // It is known by another one from now on, unless that one has gone meanwhile.
         if let Some(other) = descriptor_of(slot) {
             counters::set(slot, Counter::Descriptor, other as u64 + 1);
+            // Pairs with the exchange of the entry: either it is seen here, or its thread sets the counter after this one.
+            std::sync::atomic::fence(Ordering::SeqCst);
+            if !slot_of(other).is_some_and(|known| std::ptr::eq(known, slot)) {
+                counters::unset(slot, Counter::Descriptor, other as u64 + 1);
+            }
         }
         return;
     }
@@ -472,7 +552,7 @@ impl End {
         let alone = !holders.others(process).any(|other| crate::process::is_sandboxed() || raw::exists(other));
         self.incoming.turn_away();
         // Another process has it, or will have.
-        if !alone || slot.has(flag::PASSED) {
+        if !alone || slot.has(flag::PASSED) || crate::process::is_spawning() {
             return;
         }
         self.outgoing.announce_closing();

@@ -9,46 +9,138 @@ use crate::table::{End, Slot, flag, set_of, slot_at, slot_of};
 use highwire_lane::counters::Counter;
 use libc::{c_int, pollfd};
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
-/// Connections and sets that a thread may sleep on at once; others are not looked at.
-const SLEEPS_MAX: usize = 1024;
-
-/// What a thread marked as slept on, so that it is unmarked also when the thread was torn out of its sleep.
+/// What a thread marked as slept on, so that it is unmarked also when the thread was torn out of its sleep. The memory is of
+/// every thread's stack: it has the first few, and the rest is in blocks that threads take and keep.
 struct Sleeping {
     used: Cell<usize>,
-    /// Slot and generation; or a set, by [`SET`]. With [`IN_LANE`], the lane counts a sleeper too.
-    what: [Cell<(u32, u32)>; SLEEPS_MAX],
+    first: [Cell<Mark>; FIRST],
+    /// Places of blocks in the pool, plus one, in their order.
+    blocks: [Cell<u16>; BLOCKS_MAX],
 }
+
+/// Slot and generation; or a set, by [`SET`]. With [`IN_LANE`], the lane counts a sleeper too.
+type Mark = (u32, u32);
 
 const SET: u32 = 1 << 31;
 const IN_LANE: u32 = 1 << 30;
+const FIRST: usize = 8;
+const BLOCK: usize = 128;
+/// A thread may sleep on so many blocks of connections and sets at once; others are not looked at.
+const BLOCKS_MAX: usize = 8;
+const POOL: usize = 2048;
 
 thread_local! {
-    static SLEEPING: Sleeping =
-        const { Sleeping { used: Cell::new(0), what: [const { Cell::new((0, 0)) }; SLEEPS_MAX] } };
+    static SLEEPING: Sleeping = const {
+        Sleeping {
+            used: Cell::new(0),
+            first: [const { Cell::new((0, 0)) }; FIRST],
+            blocks: [const { Cell::new(0) }; BLOCKS_MAX],
+        }
+    };
 }
 
-/// Entries whose reader is asked for.
-fn asked(list: &[pollfd]) -> impl Iterator<Item = &pollfd> {
-    list.iter().filter(|entry| entry.fd >= 0 && entry.events & IN != 0)
+/// Whose each block is: a thread's number, or zero. A thread that ends leaves its blocks behind; they are taken from it when
+/// all others are in use.
+static OWNERS: [AtomicU32; POOL] = [const { AtomicU32::new(0) }; POOL];
+static BLOCKS: [[AtomicU64; BLOCK]; POOL] = [const { [const { AtomicU64::new(0) }; BLOCK] }; POOL];
+
+fn take_block() -> Option<usize> {
+    let own = spin::thread();
+    let take = |place: usize, from: u32| {
+        OWNERS[place].compare_exchange(from, own, Ordering::Acquire, Ordering::Relaxed).is_ok().then_some(place)
+    };
+    (0..POOL).find_map(|place| (OWNERS[place].load(Ordering::Relaxed) == 0).then(|| take(place, 0))?).or_else(|| {
+        let process = raw::process();
+        (0..POOL).find_map(|place| {
+            let owner = OWNERS[place].load(Ordering::Relaxed);
+            (owner != own && !raw::has_thread(process, owner)).then(|| take(place, owner))?
+        })
+    })
+}
+
+impl Sleeping {
+    /// Remembers a mark. False where there is no room.
+    fn push(&self, mark: Mark) -> bool {
+        let used = self.used.get();
+        if let Some(place) = self.first.get(used) {
+            place.set(mark);
+        } else {
+            let at = used - FIRST;
+            let Some(block) = self.blocks.get(at / BLOCK) else { return false };
+            if block.get() == 0 {
+                let Some(taken) = take_block() else { return false };
+                block.set(taken as u16 + 1);
+            }
+            let word = u64::from(mark.0) << 32 | u64::from(mark.1);
+            BLOCKS[usize::from(block.get()) - 1][at % BLOCK].store(word, Ordering::Relaxed);
+        }
+        self.used.set(used + 1);
+        true
+    }
+
+    fn mark(&self, at: usize) -> Mark {
+        match at.checked_sub(FIRST) {
+            None => self.first[at].get(),
+            Some(at) => {
+                let block = usize::from(self.blocks[at / BLOCK].get()) - 1;
+                let word = BLOCKS[block][at % BLOCK].load(Ordering::Relaxed);
+                ((word >> 32) as u32, word as u32)
+            }
+        }
+    }
+}
+
+/// In a forked child: what the thread's parent marked is the parent's to unmark, and the blocks are those of a thread that
+/// is not here.
+pub(crate) fn forget_sleeping() {
+    SLEEPING.with(|sleeping| {
+        sleeping.used.set(0);
+        sleeping.blocks.iter().for_each(|block| block.set(0));
+    });
+    for owner in OWNERS.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0) {
+        owner.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Descriptors whose reader is asked for: entries of a list, or members of a set as `select` takes it.
+#[derive(Clone, Copy)]
+enum Asked<'a> {
+    List(&'a [pollfd]),
+    Set(&'a [u64]),
+}
+
+impl<'a> Asked<'a> {
+    fn descriptors(self) -> impl Iterator<Item = c_int> + use<'a> {
+        let (list, set): (&'a [pollfd], &'a [u64]) = match self {
+            Asked::List(list) => (list, &[]),
+            Asked::Set(set) => (&[], set),
+        };
+        let listed = list.iter().filter(|entry| entry.fd >= 0 && entry.events & IN != 0).map(|entry| entry.fd);
+        let members = set.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(|(index, word)| {
+            (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| (64 * index + bit) as c_int)
+        });
+        // A member that is nothing of ours is the kernel's.
+        listed.chain(members.filter(|fd| slot_of(*fd).is_some() || set_of(*fd).is_some()))
+    }
 }
 
 /// The connections among them with lanes.
-fn watched(list: &[pollfd]) -> impl Iterator<Item = (&'static Slot, End)> + '_ {
-    asked(list).filter_map(|entry| {
-        let slot = slot_of(entry.fd)?;
+fn watched(asked: Asked<'_>) -> impl Iterator<Item = (&'static Slot, End)> {
+    asked.descriptors().filter_map(|fd| {
+        let slot = slot_of(fd)?;
         Some((slot, slot.end()?))
     })
 }
 
-/// Whether the lanes have something for an entry.
-fn is_ready(entry: &pollfd) -> bool {
-    if let Some(slot) = slot_of(entry.fd) {
-        return slot.end().is_some_and(|end| slot.is_readable(end, entry.fd));
+/// Whether the lanes have something for a descriptor.
+pub(crate) fn is_ready(fd: c_int) -> bool {
+    if let Some(slot) = slot_of(fd) {
+        return slot.end().is_some_and(|end| slot.is_readable(end, fd));
     }
-    set_of(entry.fd).is_some_and(epoll::is_ready)
+    set_of(fd).is_some_and(epoll::is_ready)
 }
 
 /// Adds what the lanes have to what the kernel says.
@@ -59,7 +151,7 @@ fn merge(list: &mut [pollfd]) -> c_int {
         && slot_of(entry.fd)
             .and_then(Slot::end)
             .is_some_and(|end| end.incoming.is_looking() && !end.incoming.is_closing())
-        && is_ready(entry)
+        && is_ready(entry.fd)
     {
         entry.revents = entry.events & IN;
         return 1;
@@ -68,7 +160,7 @@ fn merge(list: &mut [pollfd]) -> c_int {
         list.iter_mut().for_each(|entry| entry.revents = 0);
     }
     for entry in list.iter_mut().filter(|entry| entry.fd >= 0 && entry.events & IN != 0) {
-        if is_ready(entry) {
+        if is_ready(entry.fd) {
             entry.revents |= entry.events & IN;
         }
     }
@@ -80,41 +172,80 @@ pub(crate) fn poll(list: &mut [pollfd], timeout: i64, sleeping: &mut c_int) -> c
     process::notice_fork();
     list.iter().filter_map(|entry| set_of(entry.fd)).for_each(epoll::tell_kernel_of_set);
     loop {
-        if asked(list).any(is_ready) {
-            let ready = merge(list);
-            if ready > 0 {
-                return ready;
-            }
-            // Another thread has taken it.
-            continue;
+        if !decide(Asked::List(list), timeout, sleeping) {
+            return 0;
+        }
+        let ready = merge(list);
+        if ready > 0 {
+            return ready;
+        }
+        // Another thread has taken it.
+    }
+}
+
+/// Decides a selection of readers: whether the lanes have something, or it is the kernel's. The memory of a list is not the
+/// thread's to have: its stack may be small.
+pub(crate) fn select(set: &[u64], timeout: i64, sleeping: &mut c_int) -> bool {
+    process::notice_fork();
+    let asked = Asked::Set(set);
+    asked.descriptors().filter_map(set_of).for_each(epoll::tell_kernel_of_set);
+    loop {
+        if !decide(asked, timeout, sleeping) {
+            return false;
+        }
+        if asked.descriptors().any(is_ready) {
+            return true;
+        }
+        // The kernel has something to say: it is asked.
+        if fall_asleep(asked) {
+            *sleeping = 1;
+            return false;
+        }
+    }
+}
+
+/// True if there is something to tell, by the lanes or by the kernel; false if the kernel is to be asked, with `sleeping` set
+/// if it may wait.
+fn decide(asked: Asked<'_>, timeout: i64, sleeping: &mut c_int) -> bool {
+    loop {
+        if asked.descriptors().any(is_ready) {
+            return true;
         }
         if timeout == 0 {
-            return 0;
+            return false;
         }
-        let looked_at = watched(list).find(|(_, end)| end.incoming.is_looking());
+        let looked_at = watched(asked).find(|(_, end)| end.incoming.is_looking());
         if let Some((slot, end)) = looked_at
             && spin::may_spin(end.incoming.writer_cpu())
-            && spin_on(list, slot, end.incoming.writer_cpu(), timeout)
+            && spin_on(asked, slot, end.incoming.writer_cpu(), timeout)
         {
-            let ready = merge(list);
-            if ready > 0 {
-                return ready;
-            }
+            return true;
         }
-        if fall_asleep(list) {
+        if fall_asleep(asked) {
             *sleeping = 1;
-            return 0;
+            return false;
         }
         wake_up();
     }
 }
 
-fn spin_on(list: &[pollfd], slot: &'static Slot, other: Option<u32>, timeout: i64) -> bool {
+fn spin_on(asked: Asked<'_>, slot: &'static Slot, other: Option<u32>, timeout: i64) -> bool {
     let mut others = [pollfd { fd: -1, events: 0, revents: 0 }; 64];
-    let known = others.len().min(list.len());
-    others[..known].copy_from_slice(&list[..known]);
+    let mut known = 0;
+    match asked {
+        Asked::List(list) => {
+            known = others.len().min(list.len());
+            others[..known].copy_from_slice(&list[..known]);
+        }
+        Asked::Set(_) => {
+            for (place, fd) in others.iter_mut().zip(asked.descriptors()) {
+                *place = pollfd { fd, events: libc::POLLIN, revents: 0 };
+                known += 1;
+            }
+        }
+    }
     let look = || {
-        watched(list).any(|(_, end)| {
+        watched(asked).any(|(_, end)| {
             let incoming = end.incoming;
             incoming.has_records() || incoming.is_looking() && (incoming.has_news() || incoming.is_closing())
         })
@@ -124,15 +255,15 @@ fn spin_on(list: &[pollfd], slot: &'static Slot, other: Option<u32>, timeout: i6
 }
 
 /// Marks everything as slept on. False if there is something to tell first.
-fn fall_asleep(list: &[pollfd]) -> bool {
+fn fall_asleep(asked: Asked<'_>) -> bool {
     wake_up();
-    for entry in asked(list) {
-        if let Some(set) = set_of(entry.fd) {
+    for fd in asked.descriptors() {
+        if let Some(set) = set_of(fd) {
             if !epoll::sleep_on(set) {
                 return false;
             }
             note((SET | set as u32, 0), || epoll::spoil(set));
-        } else if let Some(slot) = slot_of(entry.fd)
+        } else if let Some(slot) = slot_of(fd)
             && !sleep_on(slot)
         {
             return false;
@@ -163,24 +294,17 @@ fn sleep_on(slot: &'static Slot) -> bool {
 }
 
 /// Remembers what was marked, or has it marked for good.
-fn note(what: (u32, u32), otherwise: impl FnOnce()) {
-    SLEEPING.with(|sleeping| {
-        let used = sleeping.used.get();
-        match sleeping.what.get(used) {
-            Some(place) => {
-                place.set(what);
-                sleeping.used.set(used + 1);
-            }
-            None => otherwise(),
-        }
-    });
+fn note(what: Mark, otherwise: impl FnOnce()) {
+    if !SLEEPING.with(|sleeping| sleeping.push(what)) {
+        otherwise();
+    }
 }
 
 /// The wait is over, or did not come about.
 pub(crate) fn wake_up() {
     SLEEPING.with(|sleeping| {
-        for place in &sleeping.what[..sleeping.used.replace(0)] {
-            let (what, generation) = place.get();
+        for at in 0..sleeping.used.replace(0) {
+            let (what, generation) = sleeping.mark(at);
             if what & SET != 0 {
                 epoll::wake_from((what & !SET) as usize);
             } else if let Some(slot) = slot_at(what & !IN_LANE, generation) {

@@ -106,6 +106,11 @@ fn edges_come_when_bytes_come_and_at_no_other_time() {
 }
 
 #[test]
+fn an_epoll_set_with_two_descriptors_is_one_set() {
+    same("readiness", "duplicated", Expected);
+}
+
+#[test]
 fn one_shot_events_come_once() {
     same("readiness", "oneshot", Expected);
 }
@@ -156,6 +161,26 @@ fn who_polls_is_told_though_another_one_receives_too() {
 }
 
 #[test]
+fn descriptors_without_lanes_are_told_in_time_beside_lanes_that_answer() {
+    same("mixed", "beside", Expected);
+}
+
+#[test]
+fn lanes_that_are_all_ready_take_turns_where_there_is_room_for_one() {
+    same("mixed", "turns", Expected);
+}
+
+#[test]
+fn signals_that_only_a_wait_lets_in_come_beside_lanes_that_answer() {
+    same("mixed", "masked", Expected);
+}
+
+#[test]
+fn writes_of_both_ends_do_not_wait_for_each_other() {
+    same("mixed", "full", Expected);
+}
+
+#[test]
 fn descriptors_go_to_another_process_with_bytes_unread() {
     same("descriptors", "passing", Unsaid);
 }
@@ -173,6 +198,45 @@ fn ranges_of_descriptors_are_closed() {
 #[test]
 fn a_child_in_the_parents_memory_closes_only_its_own_descriptors() {
     same("descriptors", "borrowing", Expected);
+}
+
+#[test]
+fn a_connection_that_changes_hands_in_any_state_loses_no_byte() {
+    same("inherited", "inherited", Unsaid);
+}
+
+#[test]
+fn a_connection_that_outlives_its_sender_in_a_message_loses_no_byte() {
+    same("inherited", "in_transit", Unsaid);
+}
+
+#[test]
+fn a_program_closes_one_of_two_descriptors_of_an_inherited_connection() {
+    same("inherited", "one_of_two", Unsaid);
+}
+
+#[test]
+fn threads_use_inherited_connections_all_at_once() {
+    same("inherited", "together", Unsaid);
+}
+
+#[test]
+fn a_child_in_the_parents_memory_uses_other_files_in_place_of_its_connections() {
+    same("descriptors", "foreign", Unsaid);
+}
+
+#[test]
+fn of_two_threads_that_close_duplicates_at_once_one_closes_the_connection() {
+    let ground = Ground::new();
+    // The moment is short, and both CPUs must have it.
+    for _attempt in 0..4 {
+        let (mut server, _) =
+            Scenario::new(&ground, "descriptors", "closed_at_once").roles(Way::Highwire, Way::Highwire);
+        let process = server.told("hold").parse().unwrap();
+        assert_eq!(ground.sockets(process), Some(0), "sockets that nobody has any more");
+        server.end_input();
+        assert!(server.ended().status.success());
+    }
 }
 
 #[test]
@@ -238,6 +302,42 @@ fn a_proxy_that_splices() {
 #[test]
 fn a_full_pipe_is_told_to_who_splices_without_waiting() {
     same("moving", "full_pipe", Expected);
+}
+
+#[test]
+fn a_message_with_control_bytes_that_cannot_be_passes_nothing() {
+    same("edges", "refused", Expected);
+}
+
+#[test]
+fn threads_with_little_stack_wait_send_and_receive() {
+    same("edges", "small", Unsaid);
+}
+
+#[test]
+fn three_hundred_connections_in_one_selection() {
+    same("edges", "selecting", Unsaid);
+}
+
+#[test]
+fn a_limit_on_the_time_of_sends_is_kept_with_a_lane_that_is_full() {
+    same("edges", "patient", Expected);
+}
+
+#[test]
+fn a_signal_ends_a_receive_that_waits_for_all_of_its_bytes() {
+    same("edges", "partly", Unsaid);
+}
+
+/// The README names how much more it may be than on TCP.
+#[test]
+fn a_writer_that_does_not_wait_has_a_mebibyte_more_under_way_and_no_further() {
+    same("edges", "queued", Expected);
+}
+
+#[test]
+fn descriptors_go_to_another_process_among_many_messages() {
+    same("edges", "many", Unsaid);
 }
 
 #[test]

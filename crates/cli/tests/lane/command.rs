@@ -90,6 +90,38 @@ fn programs_that_bring_their_own_surroundings() {
     assert_eq!(twice.well("twice"), ["twice"]);
 }
 
+/// The counters' file is mapped over the library's own pages. Where the kernel's are larger, it would take the place of what
+/// lies behind, too.
+#[test]
+fn counters_are_not_shown_where_pages_are_larger() {
+    let ground = Ground::new();
+    let script = "import os, socket
+listener = socket.create_server(('127.0.0.1', 0))
+one = socket.create_connection(listener.getsockname())
+other = listener.accept()[0]
+def play():
+    for number in range(100):
+        one.sendall(b'x' * number)
+        other.recv(number, socket.MSG_WAITALL)
+    print('/dev/shm/highwire-' in open('/proc/self/maps').read(), flush=True)
+play()
+child = os.fork()
+if child == 0:
+    play()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+";
+    let larger = compile("large_pages", "large_pages.so", &["-shared", "-fPIC"]);
+    let common =
+        run("common", ground.highwire(&["run", "--log", "--", "python3", "-c", script]).env_remove("LD_PRELOAD"));
+    assert_eq!(common.well("common"), ["True", "True", "0"]);
+    let under =
+        run("larger", ground.highwire(&["run", "--log", "--", "python3", "-c", script]).env("LD_PRELOAD", &larger));
+    assert!(under.status.success(), "{under:?}");
+    assert_eq!(under.output, ["False", "False", "0"]);
+    assert!(under.errors.contains("pages of 65536 bytes"), "{}", under.errors);
+}
+
 /// Constructors of a program's libraries run before those of what is preloaded.
 #[test]
 fn libraries_that_begin_before_highwire_does() {
@@ -103,6 +135,45 @@ fn libraries_that_begin_before_highwire_does() {
     assert!(plain.status.success() && plain.output[0].contains("status=7"), "{plain:?}");
     let under = run("highwire", &mut ground.command(Way::Highwire, &program));
     assert_eq!((under.status, &under.output, under.errors.as_str()), (plain.status, &plain.output, ""));
+}
+
+/// Each of the functions that are looked up late is the first of all hooks to be called, in a constructor that comes before
+/// the library's own.
+#[test]
+fn each_function_may_be_the_first_before_highwire_begins() {
+    let ground = Ground::new();
+    let library = compile("first", "libfirst.so", &["-shared", "-fPIC"]);
+    let path = library.parent().unwrap().to_str().unwrap();
+    let flags = ["-DUSER", "-Wl,--no-as-needed", library.to_str().unwrap(), &format!("-Wl,-rpath,{path}")];
+    let program = compile("first", "first", &flags);
+    let functions = [
+        "vfork",
+        "fork",
+        "_Fork",
+        "clone",
+        "posix_spawn",
+        "posix_spawnp",
+        "execv",
+        "execvp",
+        "execvpe",
+        "fexecve",
+        "select",
+        "pselect",
+        "epoll_pwait2",
+        "closefrom",
+        "fdopen",
+        "vdprintf",
+    ];
+    for function in functions {
+        let [plain, under] =
+            [Way::Plain, Way::Highwire].map(|way| run(function, ground.command(way, &program).env("FIRST", function)));
+        assert!(plain.output.first().is_none_or(|told| told != "-2"), "{function} was called: {plain:?}");
+        assert_eq!(
+            (under.status, &under.output, &under.errors),
+            (plain.status, &plain.output, &plain.errors),
+            "{function}"
+        );
+    }
 }
 
 #[test]

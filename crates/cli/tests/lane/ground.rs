@@ -84,18 +84,25 @@ impl Ground {
     /// How many bytes the sockets of a process sent and received by lanes; `None` for one that tells nothing, since it runs
     /// plainly or has had no TCP socket yet.
     pub fn lane_bytes(&self, process: u32) -> Option<u64> {
-        let user = std::fs::metadata(format!("/proc/{process}")).ok()?.uid();
-        let mut name = [0; 64];
-        let path = counters::directory(user, Some(process), &mut name).to_str().unwrap();
-        let words: Vec<u64> = std::fs::read(path)
-            .ok()?
-            .chunks_exact(8)
-            .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
-            .collect();
-        assert_eq!(words.first(), Some(&counters::MAGIC), "{path} is of another version");
-        let connections = words[counters::HEADER_WORDS..].chunks_exact(counters::SLOT_WORDS);
-        Some(connections.map(|slot| slot[Counter::LaneBytesIn as usize] + slot[Counter::LaneBytesOut as usize]).sum())
+        let slots = slots_of(process)?;
+        Some(slots.iter().map(|slot| slot[Counter::LaneBytesIn as usize] + slot[Counter::LaneBytesOut as usize]).sum())
     }
+
+    /// How many sockets a process has, as it tells itself.
+    pub fn sockets(&self, process: u32) -> Option<usize> {
+        Some(slots_of(process)?.iter().filter(|slot| slot[Counter::Descriptor as usize] != 0).count())
+    }
+}
+
+/// The words of each connection in the counters' file of a process.
+fn slots_of(process: u32) -> Option<Vec<[u64; counters::SLOT_WORDS]>> {
+    let user = std::fs::metadata(format!("/proc/{process}")).ok()?.uid();
+    let mut name = [0; 64];
+    let path = counters::directory(user, Some(process), &mut name).to_str().unwrap();
+    let words: Vec<u64> =
+        std::fs::read(path).ok()?.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    assert_eq!(words.first(), Some(&counters::MAGIC), "{path} is of another version");
+    Some(words[counters::HEADER_WORDS..].as_chunks().0.to_vec())
 }
 
 /// A user without privileges, who has the command under test where it can be read.

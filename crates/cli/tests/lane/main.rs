@@ -14,6 +14,7 @@ mod ground;
 mod network;
 mod plainly;
 mod programs;
+mod reasons;
 mod registry;
 mod scenario;
 mod sizes;

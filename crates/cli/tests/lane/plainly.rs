@@ -50,6 +50,23 @@ fn a_go_program_runs_plainly_and_run_says_so() {
     says_why(&ground, &program, "Go");
 }
 
+/// Go's programs begin with megabytes of code; and some are stripped of everything that a program does not need to run.
+#[test]
+fn a_large_go_program_runs_plainly_and_run_says_so() {
+    let ground = Ground::new();
+    let program = compile("hello", "hello-large-go", &["-DGO", "-DLARGE"]);
+    let mut bytes = std::fs::read(&program).unwrap();
+    let place = bytes.windows(14).position(|part| part == b"\xff Go buildinf:").unwrap();
+    assert!(place > 1 << 20, "it is at {place}");
+    says_why(&ground, &program, "Go");
+    // The section header table: its place, and the number of its entries.
+    bytes[40..48].fill(0);
+    bytes[60..64].fill(0);
+    let stripped = ground.file("hello-stripped-go", bytes);
+    std::fs::set_permissions(&stripped, Permissions::from_mode(0o755)).unwrap();
+    says_why(&ground, &stripped, "Go");
+}
+
 #[test]
 fn a_set_uid_program_runs_plainly_and_run_says_so() {
     if !is_root("set-uid programs under Highwire") {
@@ -64,6 +81,26 @@ fn a_set_uid_program_runs_plainly_and_run_says_so() {
     let plain = run("plain", nobody.command(&program).arg("argument"));
     let highwire = run("highwire", nobody.highwire(&program).arg("argument"));
     says_so(&plain, &highwire, "set-uid");
+}
+
+/// All users that a user namespace does not map have one number there: a library in a folder of that number could be any
+/// user's.
+#[test]
+fn a_program_whose_user_is_not_mapped_runs_plainly_and_run_says_so() {
+    if !is_root("a user that its user namespace does not map") {
+        return;
+    }
+    let ground = Ground::new();
+    let program = compile("hello", "hello", &[]);
+    let unmapped = |way| {
+        let command = ground.command(way, &program);
+        let mut unshare = Command::new("unshare");
+        unshare.arg("--user").arg(command.get_program()).args(command.get_args()).arg("argument");
+        unshare
+    };
+    let plain = run("plain", &mut unmapped(Way::Plain));
+    let highwire = run("highwire", &mut unmapped(Way::Highwire));
+    says_so(&plain, &highwire, "not mapped");
 }
 
 /// The program does what it does, and standard error says that it does so plainly, and why.

@@ -1,11 +1,12 @@
 //! A registry that ends, and one that hangs, while programs go on. Each test has one of its own, in a network of its own: the
 //! others' is left alone.
 
-use crate::actor::Actor;
+use crate::actor::{Actor, run};
 use crate::compiled::compiled;
 use crate::ground::{Ground, Way, is_root, until};
 use crate::network::{Namespace, ip};
 use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
 use std::process::Command;
 
 #[test]
@@ -27,6 +28,59 @@ fn a_server_that_outlives_the_registry_has_lanes_from_the_next() {
         apart.end_registry();
     }
     assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
+}
+
+/// What waits for a lock, or for the end of a pipe, does not wait for the registry.
+#[test]
+fn a_registry_inherits_nothing_of_the_program_that_starts_it() {
+    if !is_root("a registry of a test's own") {
+        return;
+    }
+    let ground = Ground::new();
+    // The library is in its place, for which the limits below have no room.
+    assert!(run("true", &mut ground.command(Way::Highwire, "true")).status.success());
+    let apart = Apart::new("clean");
+    let lock = ground.file("lock", "");
+    let script = format!(
+        "exec 9>{} 700</dev/null; flock -n 9 || exit 3; ulimit -S -n 256; ulimit -S -f 8; ulimit -S -t 600; exec nice -n 5 \"$@\"",
+        lock.display()
+    );
+    let highwire = ground.command(Way::Highwire, "true");
+    let mut command = Command::new("bash");
+    command.args(["-c", &script, "bash"]).arg(highwire.get_program()).args(highwire.get_args());
+    command.envs(highwire.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let ended = run("true", &mut apart.namespace.enter(&command));
+    assert!(ended.status.success() && ended.errors.is_empty(), "{ended:?}");
+    // The lock is free as soon as the program has ended.
+    assert!(run("flock", Command::new("flock").arg("-n").arg(&lock).arg("true")).status.success(), "the lock is held");
+
+    let registry = apart.registry().expect("there is a registry").as_raw_nonzero().get();
+    let proc = std::path::PathBuf::from(format!("/proc/{registry}"));
+    let open: Vec<std::path::PathBuf> = std::fs::read_dir(proc.join("fd"))
+        .unwrap()
+        .flatten()
+        .map(|entry| std::fs::read_link(entry.path()).unwrap())
+        .collect();
+    let of_another = |target: &&std::path::PathBuf| {
+        let name = target.to_string_lossy();
+        name.starts_with('/') && !name.starts_with("/memfd:")
+    };
+    let foreign: Vec<_> = open.iter().filter(of_another).filter(|target| *target != Path::new("/dev/null")).collect();
+    assert!(
+        foreign.is_empty() && open.iter().filter(|target| **target == Path::new("/dev/null")).count() == 3,
+        "{open:?}"
+    );
+    let stat = std::fs::read_to_string(proc.join("stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().collect();
+    let (session, nice) = (fields[3], fields[16]);
+    assert_eq!((session, nice), (registry.to_string().as_str(), "0"), "its session and nice value: {stat}");
+    let limits = std::fs::read_to_string(proc.join("limits")).unwrap();
+    let soft = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().split_ascii_whitespace().next().unwrap().to_owned()
+    };
+    assert_eq!((soft("Max file size"), soft("Max cpu time")), ("unlimited".to_owned(), "unlimited".to_owned()));
+    assert!(soft("Max open files").parse::<u64>().unwrap() >= 1024, "{limits}");
 }
 
 /// Only one thread of a process asks at a time; a child that is forked meanwhile has no such thread.

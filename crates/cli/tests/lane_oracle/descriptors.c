@@ -10,10 +10,15 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/timerfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include "raw.h"
 
 enum { FRESH_DESCRIPTOR = 200 };
 
@@ -248,4 +253,61 @@ void perform_pipe(const struct call *call, struct outcome *outcome)
     outcome->result = pipe2(both, O_NONBLOCK);
     remember_descriptor(call->slot, both[0]);
     remember_descriptor(call->other, both[1]);
+}
+
+static int listen_anywhere(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+    if (descriptor < 0 || bind(descriptor, (struct sockaddr *)&address, sizeof address) != 0 || listen(descriptor, 4) != 0)
+        abort();
+    return descriptor;
+}
+
+static int call_at(int listener)
+{
+    struct sockaddr_in address;
+    socklen_t length = sizeof address;
+    int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+    if (getsockname(listener, (struct sockaddr *)&address, &length) != 0 ||
+        connect(descriptor, (struct sockaddr *)&address, length) != 0)
+        abort();
+    return descriptor;
+}
+
+static void raise_other(int kind, int descriptor)
+{
+    uint64_t one = 1;
+    struct itimerspec soon = {.it_value.tv_nsec = 1};
+    struct pollfd readable = {descriptor, POLLIN, 0};
+    if (kind == OTHER_EVENT && write(descriptor, &one, sizeof one) != sizeof one)
+        abort();
+    if (kind == OTHER_TIMER && timerfd_settime(descriptor, 0, &soon, NULL) != 0)
+        abort();
+    if (kind == OTHER_LISTENER)
+        close(call_at(descriptor));
+    /* Not by libc: it is the others' waits that are compared. */
+    struct timespec limit = {2, 0};
+    if (raw6(SYS_ppoll, (long)&readable, 1, (long)&limit, 0, 0, 0) != 1)
+        abort();
+}
+
+void perform_other(const struct call *call, struct outcome *outcome)
+{
+    int descriptor = descriptor_of(call->slot);
+    char bytes[8];
+    if (call->kind == KIND_OTHER_MAKE) {
+        descriptor = call->way == OTHER_EVENT ? eventfd(0, EFD_NONBLOCK)
+                   : call->way == OTHER_TIMER ? timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK) : listen_anywhere();
+        if (descriptor < 0)
+            abort();
+        remember_descriptor(call->slot, descriptor);
+    } else if (call->kind == KIND_OTHER_RAISE) {
+        raise_other(call->way, descriptor);
+    } else if (call->way == OTHER_LISTENER) {
+        close(accept(descriptor, NULL, NULL));
+    } else {
+        outcome->result = read(descriptor, bytes, sizeof bytes);
+        outcome->error = errno;
+    }
 }

@@ -291,12 +291,23 @@ static void run_seed(uint64_t seed)
         call.other = world.pipe_slot[process][1] = slot_take(process);
         world.pipe_bytes[process] = 0;
         make(process, &call);
+        make_others(process);
     }
     for (int number = 0; number < world.connections; number++)
         connect_ends(number);
     sequence(STEPS);
     count_ways();
     close_everything();
+}
+
+void make_others(int process)
+{
+    for (int kind = 0; kind < OTHERS; kind++) {
+        struct call call = {.kind = KIND_OTHER_MAKE, .way = kind, .slot = slot_take(process), .rescue_slot = -1};
+        world.other_slot[process][kind] = call.slot;
+        world.other_raised[process][kind] = false;
+        make(process, &call);
+    }
 }
 
 static void begin_second_process(void)
@@ -336,6 +347,8 @@ int main(int count, char **arguments)
         perror(arguments[2]);
         return 2;
     }
+    if (count == 2 && !strcmp(arguments[1], "--inherited"))
+        return inherited_program();
     uint64_t seed = 1, seeds = 1;
     const char *path = "/dev/stdout", *counts = NULL;
     int wrong = 0;

@@ -8,6 +8,7 @@
  *   perform.c   one call of libc, in the process that has the descriptor
  *   descriptors.c  what makes, copies, closes, configures and asks them
  *   waits.c     the calls that wait for readiness
+ *   inherit.c   another program, which has the descriptor by exec, vfork, spawn or a message
  *
  * What TCP never does, and what the model did not expect, is marked with !! in the trace.
  *
@@ -48,6 +49,10 @@ enum kind {
     KIND_CONNECT,
     KIND_ACCEPT,
     KIND_PIPE,
+    KIND_INHERIT,       /* another program has the descriptor, and uses it */
+    KIND_OTHER_MAKE,    /* a descriptor that is no connection, of the kind that its way says */
+    KIND_OTHER_RAISE,   /* becomes readable */
+    KIND_OTHER_CLEAR,   /* is not any more */
     KIND_FILL,          /* send until the kernel takes no more */
     KIND_SETTLE_BYTES,  /* wait until so many bytes lie unread */
     KIND_SETTLE_STATE,  /* wait until TCP is in one of these states */
@@ -76,8 +81,15 @@ enum question {
     ASK_AT_MARK, ASK_TYPE, ASK_RECEIVE_TIMEOUT, ASK_DESCRIPTOR_FLAGS
 };
 
+/* Descriptors that only the kernel knows, which sets and lists have beside connections. */
+enum other { OTHER_EVENT, OTHER_TIMER, OTHER_LISTENER, OTHERS };
+
 enum duplication { BY_DUP, BY_DUP2, BY_DUP3, BY_DUPFD, BY_DUPFD_CLOEXEC };
 enum closing { BY_CLOSE, BY_CLOSE_RANGE, BY_CLOSEFROM, BY_DUP2_OVER };
+
+/* How a program comes to a descriptor, and what it asks of it first. */
+enum inheritance { INHERIT_EXEC, INHERIT_VFORK, INHERIT_SPAWN, INHERIT_MESSAGE };
+enum first_question { FIRST_NOTHING, FIRST_POLL, FIRST_UNREAD, FIRST_EPOLL, FIRST_QUESTIONS };
 
 /* Who makes the call: the process's first thread, another one, or a forked child that then exits. */
 enum guise { IN_PLACE, IN_A_THREAD, IN_A_FORK };
@@ -122,6 +134,7 @@ struct outcome {
     int disturbed;      /* whether the disturbing signal came */
     bool wrong;         /* this was made wrong on purpose */
     uint32_t bytes;     /* of data */
+    long sent;          /* by a program that inherited the descriptor */
     char note[NOTE_MAX];
 };
 
@@ -178,6 +191,8 @@ struct world {
     struct epoll_set set[4]; /* two for each process */
     int pipe_slot[2][2];     /* for each process, reading and writing */
     int pipe_bytes[2];
+    int other_slot[2][OTHERS]; /* for each process */
+    bool other_raised[2][OTHERS];
     bool slot_used[2][SLOTS];
 };
 
@@ -208,6 +223,11 @@ void perform_close(const struct call *call, struct outcome *outcome);
 void perform_listen(const struct call *call, struct outcome *outcome);
 void perform_connect(const struct call *call, struct outcome *outcome);
 void perform_pipe(const struct call *call, struct outcome *outcome);
+void perform_other(const struct call *call, struct outcome *outcome);
+
+/* inherit.c */
+void perform_inherit(const struct call *call, struct outcome *outcome);
+int inherited_program(void);
 
 /* waits.c */
 void perform_wait(const struct call *call, struct outcome *outcome);
@@ -228,6 +248,7 @@ bool chance(unsigned percent);
 int slot_take(int process);
 void slot_free(int process, int slot);
 void renew(int number);
+void make_others(int process);
 
 /* sequence.c */
 void sequence(int steps);

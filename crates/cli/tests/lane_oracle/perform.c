@@ -549,6 +549,10 @@ static void perform_here(const struct call *call, struct outcome *outcome)
         descriptors[call->slot] = (int)outcome->result;
         break;
     case KIND_PIPE: perform_pipe(call, outcome); break;
+    case KIND_INHERIT: perform_inherit(call, outcome); break;
+    case KIND_OTHER_MAKE: /* fall through */
+    case KIND_OTHER_RAISE: /* fall through */
+    case KIND_OTHER_CLEAR: perform_other(call, outcome); break;
     case KIND_FILL: perform_fill(call, outcome); break;
     case KIND_SETTLE_BYTES: /* fall through */
     case KIND_SETTLE_STATE: /* fall through */

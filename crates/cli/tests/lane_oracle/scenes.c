@@ -1,4 +1,4 @@
-/* Several calls that belong together: ends of connections, urgent bytes, signals, full buffers, sleepers. */
+/* Several calls that belong together: ends of connections, urgent bytes, signals, full buffers in one direction and in both, sleepers. */
 #define _GNU_SOURCE
 #include "oracle.h"
 
@@ -181,6 +181,7 @@ static void closefrom_scene(void)
     call.other = world.pipe_slot[1][1] = slot_take(1);
     world.pipe_bytes[1] = 0;
     make(1, &call);
+    make_others(1);
 }
 
 /* ---- urgent bytes ---- */
@@ -315,14 +316,10 @@ static void outstanding_scene(int number, int writer)
 
 /* ---- full buffers ---- */
 
-static void fill_scene(int number, int writer)
+static struct call begin_fill(int number, int writer, bool by_timeout)
 {
-    struct connection *connection = &world.connection[number];
-    struct flow *flow = &connection->flow[writer];
-    struct end *from = &connection->end[writer], *to = &connection->end[1 - writer];
-    bool by_timeout = chance(40) && !from->nonblocking;
-    if (!alive(number) || flow->raw_writer || flow->raw_reader || !plain_reader(number, 1 - writer))
-        return;
+    struct flow *flow = &world.connection[number].flow[writer];
+    struct end *from = &world.connection[number].end[writer];
     set(number, writer, SET_SEND_BUFFER, SMALL_SEND_BUFFER);
     if (by_timeout)
         set(number, writer, SET_SEND_TIMEOUT_US, 2000);
@@ -335,17 +332,29 @@ static void fill_scene(int number, int writer)
     fill.key = flow->key;
     fill.offset = flow->sent;
     announce(&fill, from->process);
-    struct outcome outcome = make(from->process, &fill);
-    /* How much fits is not determined, only how it ends. */
-    trace(" ended with %s%s\n", strerrorname_np(outcome.error), outcome.note);
-    flow->sent += (uint64_t)outcome.result;
-    struct call out = call_on(KIND_WAIT, from);
+    return fill;
+}
+
+/* How much fits is not determined, only how it ends. */
+static void account_filled(int number, int writer, const struct outcome *outcome)
+{
+    trace(" ended with %s%s\n", strerrorname_np(outcome->error), outcome->note);
+    world.connection[number].flow[writer].sent += (uint64_t)outcome->result;
+}
+
+static struct call writable(int number, int writer)
+{
+    struct call out = call_on(KIND_WAIT, &world.connection[number].end[writer]);
     out.way = BY_POLL;
     out.watched = 1;
     out.watch[0] = (struct watch){out.slot, EPOLLOUT};
-    /* A late acknowledgement may make room meanwhile. */
-    make(from->process, &out);
+    return out;
+}
 
+static void empty_filled(int number, int writer, uint64_t filled)
+{
+    struct flow *flow = &world.connection[number].flow[writer];
+    struct end *to = &world.connection[number].end[1 - writer];
     for (int turn = 0; turn < 1 << 16 && flow->read < flow->sent; turn++) {
         uint32_t length = (uint32_t)(flow->sent - flow->read) < 60000 ? (uint32_t)(flow->sent - flow->read) : 60000;
         /* Nothing is drawn here: how many turns it takes is not determined. */
@@ -360,9 +369,15 @@ static void fill_scene(int number, int writer)
     if (flow->read != flow->sent)
         trace("c%d.%c: !! NOT all bytes were there: %llu of %llu\n", number, 'b' - writer, (unsigned long long)flow->read,
               (unsigned long long)flow->sent);
-    flow->filled += (uint64_t)outcome.result;
-    flow->sent -= (uint64_t)outcome.result;
-    flow->read -= (uint64_t)outcome.result;
+    flow->filled += filled;
+    flow->sent -= filled;
+    flow->read -= filled;
+}
+
+static void end_fill(int number, int writer, bool by_timeout)
+{
+    struct end *from = &world.connection[number].end[writer];
+    struct call out = writable(number, writer);
     out.timeout_ms = 2000;
     record(from->process, &out);
     if (by_timeout)
@@ -373,6 +388,56 @@ static void fill_scene(int number, int writer)
     pause.way = ASK_UNREAD;
     pause.delay_us = 1000;
     make(from->process, &pause);
+}
+
+static void fill_scene(int number, int writer)
+{
+    struct connection *connection = &world.connection[number];
+    struct flow *flow = &connection->flow[writer];
+    struct end *from = &connection->end[writer];
+    bool by_timeout = chance(40) && !from->nonblocking;
+    if (!alive(number) || flow->raw_writer || flow->raw_reader || !plain_reader(number, 1 - writer))
+        return;
+    struct call fill = begin_fill(number, writer, by_timeout);
+    struct outcome outcome = make(from->process, &fill);
+    account_filled(number, writer, &outcome);
+    /* A late acknowledgement may make room meanwhile. */
+    struct call out = writable(number, writer);
+    make(from->process, &out);
+    empty_filled(number, writer, (uint64_t)outcome.result);
+    end_fill(number, writer, by_timeout);
+}
+
+/* Both ends write until neither direction takes more, at once where there are two processes; then both read. */
+static void fill_both_scene(int number, int first)
+{
+    struct connection *connection = &world.connection[number];
+    int second = 1 - first;
+    bool by_timeout[2] = {chance(50), chance(50)};
+    for (int which = 0; which < 2; which++) {
+        const struct flow *flow = &connection->flow[which];
+        if (!alive(number) || flow->raw_writer || flow->raw_reader || !plain_reader(number, which))
+            return;
+    }
+    struct call fills[2];
+    struct outcome outcomes[2];
+    fills[first] = begin_fill(number, first, by_timeout[first]);
+    trace(" while\n");
+    fills[second] = begin_fill(number, second, by_timeout[second]);
+    trace(" is made\n");
+    if (world.pair) {
+        outcomes[first] = make_while(connection->end[first].process, &fills[first], connection->end[second].process,
+                                     &fills[second], &outcomes[second]);
+    } else {
+        outcomes[first] = make(connection->end[first].process, &fills[first]);
+        outcomes[second] = make(connection->end[second].process, &fills[second]);
+    }
+    for (int which = 0; which < 2; which++)
+        account_filled(number, which, &outcomes[which]);
+    for (int which = 0; which < 2; which++)
+        empty_filled(number, which, (uint64_t)outcomes[which].result);
+    for (int which = 0; which < 2; which++)
+        end_fill(number, which, by_timeout[which]);
 }
 
 /* ---- signals ---- */
@@ -552,8 +617,10 @@ void scene(void)
         urgent_scene(number, which);
     else if (at < 74)
         held_back_scene(number, which);
-    else if (at < 78)
+    else if (at < 75)
         fill_scene(number, which);
+    else if (at < 78)
+        fill_both_scene(number, which);
     else if (at < 80)
         outstanding_scene(number, which);
     else if (at < 88)

@@ -78,6 +78,10 @@ static const char *way_name(const struct call *call)
                                             "SO_RCVTIMEO?", "F_GETFD"};
     static const char *const duplications[] = {"dup", "dup2", "dup3", "F_DUPFD", "F_DUPFD_CLOEXEC"};
     static const char *const closings[] = {"close", "close_range", "closefrom", "dup2 over"};
+    static const char *const inheritances[] = {"in another program by exec", "in another program by vfork",
+                                               "in another program by spawn", "in another program by message"};
+    static const char *const raised[] = {"raise the eventfd", "raise the timerfd", "raise the listener"};
+    static const char *const cleared[] = {"clear the eventfd", "clear the timerfd", "clear the listener"};
     static const char *const controls[] = {"", "EPOLL_CTL_ADD", "EPOLL_CTL_DEL", "EPOLL_CTL_MOD"};
     switch (call->kind) {
     case KIND_SET: return settings[call->way];
@@ -88,6 +92,9 @@ static const char *way_name(const struct call *call)
     case KIND_EPOLL_CREATE: return "epoll_create";
     case KIND_SHUTDOWN: return call->way == SHUT_RD ? "shutdown RD" : call->way == SHUT_WR ? "shutdown WR" : "shutdown RDWR";
     case KIND_FILL: return "send until full";
+    case KIND_INHERIT: return inheritances[call->way];
+    case KIND_OTHER_RAISE: return raised[call->way];
+    case KIND_OTHER_CLEAR: return cleared[call->way];
     default: return ways[call->way];
     }
 }
@@ -155,6 +162,10 @@ static void describe_arguments(char *text, size_t room, const struct call *call)
     case KIND_DUPLICATE:
         used = (size_t)snprintf(text, room, " to s%d", call->other);
         break;
+    case KIND_INHERIT:
+        used = (size_t)snprintf(text, room, " question %d, receive %u, send %u%s", call->other, call->length, call->expected,
+                                call->value ? ", closed by exec" : "");
+        break;
     default:
         text[0] = 0;
     }
@@ -195,9 +206,10 @@ void conclude(const struct call *call, int process, const struct outcome *outcom
         trace(" SIGPIPE*%d", outcome->broken_pipes);
     if (outcome->disturbed)
         trace(" disturbed");
-    if (call->kind == KIND_RECEIVE && outcome->bytes > 0 && !(call->flags & MSG_TRUNC))
+    bool receives = call->kind == KIND_RECEIVE || call->kind == KIND_INHERIT;
+    if (receives && outcome->bytes > 0 && !(call->flags & MSG_TRUNC))
         trace(" hash %08x", hash(data_of(process), outcome->bytes));
-    if (call->kind == KIND_RECEIVE && owner_of(process, call->slot, &number, &which))
+    if (receives && owner_of(process, call->slot, &number, &which))
         account_received(number, which, call, outcome, false);
     trace("\n");
     /* What follows would be waits for what does not come. */
@@ -472,6 +484,9 @@ static void step_wait(void)
         call.watch[call.watched++] = (struct watch){world.pipe_slot[process][0], EPOLLIN};
     if (chance(10))
         call.watch[call.watched++] = (struct watch){world.pipe_slot[process][1], EPOLLOUT};
+    for (int kind = 0; kind < OTHERS && call.watched < WATCHED_MAX - 1; kind++)
+        if (chance(15))
+            call.watch[call.watched++] = (struct watch){world.other_slot[process][kind], EPOLLIN};
     struct epoll_set *inner = &world.set[world.pair ? process * 2 : 0];
     if (inner->slot >= 0 && chance(20))
         call.watch[call.watched++] = (struct watch){inner->slot, EPOLLIN};
@@ -486,6 +501,16 @@ static uint32_t any_interest(const struct epoll_set *set)
                         (chance(15) ? EPOLLONESHOT : 0) | (chance(30) ? EPOLLRDHUP : 0) | (chance(10) ? EPOLLPRI : 0);
     bool watched = (set - world.set) % 2 == 0;
     return watched && interest & EPOLLET ? interest & ~(uint32_t)EPOLLOUT : interest;
+}
+
+/* Beside connections, those that only the kernel knows. */
+static void add_other(struct epoll_set *set, int kind)
+{
+    struct call call = {.kind = KIND_EPOLL_CONTROL, .slot = set->slot, .rescue_slot = -1};
+    call.way = chance(70) ? EPOLL_CTL_ADD : chance(50) ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
+    call.other = world.other_slot[set->process][kind];
+    call.value = EPOLLIN | (chance(40) ? (uint32_t)EPOLLET : 0) | (chance(15) ? EPOLLONESHOT : 0);
+    record(set->process, &call);
 }
 
 static void begin_epoll(struct epoll_set *set)
@@ -504,6 +529,20 @@ static void begin_epoll(struct epoll_set *set)
             call.value = any_interest(set);
             record(set->process, &call);
         }
+    for (int kind = 0; kind < OTHERS; kind++)
+        if (chance(40))
+            add_other(set, kind);
+}
+
+/* The descriptors of a process that are no connections: one becomes readable, or is not any more. */
+static void step_other(void)
+{
+    int process = world.pair ? (int)draw(2) : 0, kind = (int)draw(OTHERS);
+    bool *raised = &world.other_raised[process][kind];
+    struct call call = {.kind = *raised ? KIND_OTHER_CLEAR : KIND_OTHER_RAISE, .way = kind, .rescue_slot = -1};
+    call.slot = world.other_slot[process][kind];
+    record(process, &call);
+    *raised = !*raised;
 }
 
 static void change_epoll(int index)
@@ -511,6 +550,10 @@ static void change_epoll(int index)
     struct epoll_set *set = &world.set[index];
     struct call call = {.kind = KIND_EPOLL_CONTROL, .slot = set->slot, .value = any_interest(set), .rescue_slot = -1};
     int number, which;
+    if (chance(30)) {
+        add_other(set, (int)draw(OTHERS));
+        return;
+    }
     call.way = chance(40) ? EPOLL_CTL_ADD : chance(80) ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
     if (call.way == EPOLL_CTL_ADD && chance(15))
         call.value = EPOLLIN | (int64_t)EPOLLEXCLUSIVE | (chance(30) ? (uint32_t)EPOLLET : 0);
@@ -621,6 +664,35 @@ static void step_descriptor(void)
     }
 }
 
+/* Another program has the connection too, for a while. */
+static void step_inherit(void)
+{
+    int number, which;
+    if (!any_end(&number, &which))
+        return;
+    struct connection *connection = &world.connection[number];
+    struct flow *in = &connection->flow[1 - which], *out = &connection->flow[which];
+    if (in->raw_reader || out->raw_writer || in->urgent)
+        return;
+    struct call call = call_on(KIND_INHERIT, &connection->end[which]);
+    call.slot = any_alias(&connection->end[which]);
+    call.way = chance(10) ? INHERIT_MESSAGE : (int)draw(INHERIT_MESSAGE);
+    call.other = (int)draw(FIRST_QUESTIONS);
+    call.flags = MSG_DONTWAIT;
+    call.value = draw(2);
+    /* One that is passed on is plain from then on: what its lane has is read there, as the close of it takes for granted. */
+    call.length = call.way == INHERIT_MESSAGE ? UNREAD_MAX : chance(80) ? any_length(unread(number, which)) : 0;
+    bool has_room = unread(number, 1 - which) < UNREAD_MAX / 2 && out->sends_unread < 3 * SENDS_UNREAD_MAX;
+    call.expected = has_room && chance(60) ? 1 + draw(chance(70) ? 60 : 3000) : 0;
+    call.key = out->key;
+    call.offset = out->sent;
+    struct outcome outcome = record(connection->end[which].process, &call);
+    outcome.bytes = outcome.sent > 0 ? (uint32_t)outcome.sent : 0;
+    account_sent(number, which, &outcome);
+    if (outcome.bytes > 0)
+        settle_after_send(number, which, outcome.bytes);
+}
+
 static void step_pipe(void)
 {
     int process = world.pair ? (int)draw(2) : 0;
@@ -659,7 +731,8 @@ void sequence(int steps)
         void (*step)(void);
         unsigned weight;
     } kinds[] = {{step_receive, 30}, {step_send, 30}, {step_wait, 12}, {step_epoll, 14}, {step_option, 3}, {step_ask, 5},
-                 {step_descriptor, 3}, {step_pipe, 2}, {step_ready, 6}, {scene, 8}, {step_renew, 2}};
+                 {step_descriptor, 3}, {step_pipe, 2}, {step_other, 5}, {step_ready, 6}, {scene, 8}, {step_renew, 2},
+                 {step_inherit, 2}};
     enum { KINDS = sizeof kinds / sizeof kinds[0] };
     unsigned weight[KINDS], all = 0;
     /* Each seed leaves some kinds out and prefers others: what is rare together on average is then common somewhere. */

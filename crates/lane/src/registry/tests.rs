@@ -176,6 +176,59 @@ fn an_end_that_asks_again_gets_the_lane_that_it_has() {
 }
 
 #[test]
+fn an_end_that_asks_again_in_any_state_gets_the_lane_that_it_has() {
+    use std::io::Read;
+    let served = Served::new(Limits::default());
+    let same = |asked: Answer, had: &Pairing, when: &str| {
+        assert!(matches!(&asked, Answer::Paired(_)), "{when}: {asked:?}");
+        let answer = paired(asked);
+        assert_eq!((answer.region, answer.lane, answer.side), (had.region, had.lane, had.side), "{when}");
+    };
+    let (client, mut server) = connection("127.0.0.1:0");
+    let (first, second) = served.pair(&client, &server);
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(server.read(&mut [0]).unwrap(), 0);
+    same(served.claim(&client), &first, "it has sent its FIN");
+    same(served.claim(&server), &second, "the peer has sent its FIN");
+    server.shutdown(std::net::Shutdown::Write).unwrap();
+    same(served.claim(&server), &second, "both have sent their FIN");
+    same(served.claim(&client), &first, "both have sent their FIN");
+    let (client, mut server) = connection("127.0.0.1:0");
+    let (_, second) = served.pair(&client, &server);
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    assert!(server.read(&mut [0]).is_err(), "the peer has reset it");
+    assert!(server.peer_addr().is_err(), "the kernel knows no peer any more");
+    same(served.claim(&server), &second, "the peer has reset it");
+    assert_eq!(served.end().lanes_used, 2);
+}
+
+#[test]
+fn a_lane_stays_while_the_socket_is_held_by_a_process_that_is_not_known() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    let (client, server) = connection("127.0.0.1:0");
+    for socket in [&client, &server] {
+        let (end, cookie) = registry.identify(socket.as_fd()).unwrap();
+        registry.claim(end, cookie, caller(own_number()), now);
+    }
+    for side in [Side::First, Side::Second] {
+        registry.regions[0].lane(0).unwrap().set_state(side, EndState::Joined);
+    }
+    let dead = dead_number();
+    registry.claims.values_mut().for_each(|claim| claim.caller.process = dead);
+    registry.sweep(now);
+    assert_eq!(registry.lanes_used, 1, "both sockets are open");
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    drop(client);
+    registry.sweep(now);
+    assert_eq!(registry.lanes_used, 1, "one socket is open");
+    drop(server);
+    registry.sweep(now);
+    assert_eq!((registry.lanes_used, registry.claims.len()), (0, 0));
+}
+
+#[test]
 fn connections_of_the_same_processes_share_a_region_and_no_lane() {
     let served = Served::new(Limits::default());
     let connections: Vec<_> = (0..LANES + 1).map(|_| connection("127.0.0.1:0")).collect();
@@ -257,6 +310,68 @@ fn requests_that_cannot_be_read_are_refused_and_others_answered() {
     // One that does not fit is not even looked at.
     assert_eq!(served.say(&[right.as_slice(), &[0]].concat(), proof), None, "too long");
     served.pair(&client, &server);
+}
+
+/// The registry is in a container: this process has no number there.
+#[test]
+fn a_process_that_has_no_number_here_is_refused_as_one_of_another_namespace() {
+    apart_from_the_registry(
+        "a_process_that_has_no_number_here_is_refused_as_one_of_another_namespace",
+        &["--pid", "--mount-proc"],
+        || (),
+    );
+}
+
+/// Two of them could be given one region: this namespace has one number for both.
+#[test]
+fn a_user_that_has_no_number_here_is_refused_as_one_of_another_namespace() {
+    apart_from_the_registry(
+        "a_user_that_has_no_number_here_is_refused_as_one_of_another_namespace",
+        &["--user", "--map-current-user"],
+        || {
+            // Of this thread only, before it connects.
+            let stranger = rustix::process::Uid::from_raw(4711);
+            rustix::thread::set_thread_res_uid(None, stranger, None).unwrap();
+        },
+    );
+}
+
+/// Claims, after `change`, from a registry that a process in these namespaces is; the test is the role of that process too.
+fn apart_from_the_registry(test: &str, namespaces: &[&str], change: impl FnOnce() + Send) {
+    const ROLE: &str = "HIGHWIRE_TEST_REGISTRY";
+    let named = |name: &str| SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    if let Ok(name) = std::env::var(ROLE) {
+        let limits = Limits { idle: Duration::from_secs(30), ..Limits::default() };
+        Registry::listen_at(&named(&name), limits).unwrap().serve();
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("NOT TESTED, needs root: a registry in another namespace");
+        return;
+    }
+    let name = format!("highwire-apart-{}", std::process::id());
+    let mut registry = std::process::Command::new("unshare")
+        .args(namespaces)
+        .args(["--fork", "--kill-child"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("registry::tests::{test}"), "--nocapture"])
+        .env(ROLE, &name)
+        .spawn()
+        .unwrap();
+    let began = Instant::now();
+    while connect_at(&named(&name)).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(20), "the registry does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (client, _server) = connection("127.0.0.1:0");
+    let claim = || {
+        change();
+        claim_from(&connect_at(&named(&name)).unwrap(), client.as_fd(), Patience::Much).unwrap()
+    };
+    let answer = std::thread::scope(|scope| scope.spawn(claim).join().unwrap());
+    registry.kill().unwrap();
+    registry.wait().unwrap();
+    assert_eq!(refusal(&answer), Some(Refusal::OtherNamespace), "{answer:?}");
 }
 
 #[test]
@@ -349,13 +464,30 @@ fn another_socket_of_the_same_names_does_not_inherit_a_lane() {
     let now = Instant::now();
     registry.claim(end(1), 1, caller(own_number()), now);
     let (old, _) = place_of(&registry.claim(end(1).mirrored(), 2, caller(own_number()), now));
-    // The kernel gave the port to the next one.
-    let (new, side) = place_of(&registry.claim(end(1).mirrored(), 3, caller(own_number()), now));
-    assert_ne!(old, new);
-    assert_eq!(side, Side::Second);
+    // The kernel gave the port to the next one, whose other end is another socket too, and has not come yet.
+    let waiting = registry.claim(end(1).mirrored(), 3, caller(own_number()), now);
+    assert!(matches!(waiting, Reply::Waiting { .. }), "paired with the claim of a socket that is gone: {waiting:?}");
     let left = registry.regions[0].lane(old).unwrap();
     assert_eq!([Side::First, Side::Second].map(|side| left.state(side)), [EndState::Gone; 2]);
-    assert_eq!(place_of(&registry.claim(end(1), 1, caller(own_number()), now)), (new, Side::First));
+    let (new, side) = place_of(&registry.claim(end(1), 4, caller(own_number()), now));
+    assert_ne!(old, new);
+    assert_eq!(side, Side::Second);
+    assert_eq!(place_of(&registry.claim(end(1).mirrored(), 3, caller(own_number()), now)), (new, Side::First));
+}
+
+#[test]
+fn a_claim_that_waits_is_forgotten_with_its_socket() {
+    let mut registry = registry(Limits::default());
+    let now = Instant::now();
+    let (client, server) = connection("127.0.0.1:0");
+    let (end, cookie) = registry.identify(server.as_fd()).unwrap();
+    registry.claim(end, cookie, caller(own_number()), now);
+    let (mirrored, other) = registry.identify(client.as_fd()).unwrap();
+    drop(server);
+    // Its process lives on, and has no such socket any more.
+    let answer = registry.claim(mirrored, other, caller(own_number()), now);
+    assert!(matches!(answer, Reply::Waiting { .. }), "{answer:?}");
+    assert!(!registry.claims.contains_key(&end));
 }
 
 #[test]
@@ -506,7 +638,9 @@ fn a_lane_that_is_taken_back_leaves_claims_of_other_regions() {
     let now = Instant::now();
     registry.claim(end(1), 1, caller(own_number()), now);
     registry.claim(end(1).mirrored(), 2, caller(own_number()), now);
+    // Two other sockets of the same names, of which one is another process's.
     registry.claim(end(1).mirrored(), 3, caller(std::os::unix::process::parent_id()), now);
+    registry.claim(end(1), 4, caller(own_number()), now);
     assert_eq!(registry.claims[&end(1)].place.map(|place| (place.region, place.lane)), Some((1, 0)));
     registry.sweep(now);
     assert!(registry.claims.contains_key(&end(1)));

@@ -24,7 +24,9 @@ struct plan {
     uint32_t slot;
     uint32_t generation;
     int error;
+    uint64_t deadline; // until when a send may wait, by the monotonic clock: zero before it has, NEVER without a limit
 };
+#define NEVER UINT64_MAX
 enum verdict { DONE = 0, FAILED = 1, KERNEL = 2, WAIT = 3 };
 // Why a connection is to stay plain.
 enum why { BY_STDIO = 1, BY_SIGNAL = 2, BY_OPTION = 3, BY_OUT_OF_BAND = 4 };
@@ -32,10 +34,18 @@ struct inside;
 
 // One word for each descriptor: zero for one that is not known.
 extern uint32_t hw_descriptors[];
+extern uint32_t hw_spawning;
+_Bool hw_is_foreign(void);
 #define DESCRIPTORS 65536
-#define KIND(fd) ((unsigned)(fd) < DESCRIPTORS ? __atomic_load_n(&hw_descriptors[fd], __ATOMIC_RELAXED) : 0)
+// A child in its parent's memory, with descriptors of its own, knows none of them: its calls are the kernel's.
+#define KIND(fd)                                                                                                       \
+    ((unsigned)(fd) >= DESCRIPTORS                         ? 0                                                         \
+     : __builtin_expect(hw_spawning != 0, 0) && hw_is_foreign() ? NONE_OF_OURS                                         \
+                                                           : __atomic_load_n(&hw_descriptors[fd], __ATOMIC_RELAXED))
+#define NONE_OF_OURS 1
 #define IS_SOCKET(entry) ((entry) & 0x80000000u)
 #define IS_EPOLL(entry) ((entry) & 0x40000000u)
+#define IS_NEW_SET(entry) ((entry) == 2)
 
 // Descriptors.
 void hw_begin(void);
@@ -45,6 +55,7 @@ void hw_closing(int fd);
 void hw_closed_range(unsigned first, unsigned last);
 void hw_duplicated(int from, int to);
 void hw_forget(int fd);
+void hw_handed(int fd);
 void hw_receives_descriptors(const struct msghdr *);
 void hw_passes_descriptors(const struct msghdr *);
 
@@ -69,20 +80,29 @@ void hw_sent(struct plan *, ssize_t result, int flags, int error);
 
 // Waiting.
 int hw_poll(struct pollfd *, nfds_t count, int64_t timeout_ns, int *sleeping);
+int hw_select(const uint64_t *set, size_t words, int64_t timeout_ns, int *sleeping);
+int hw_is_ready(int fd);
 void hw_polled(void);
+void hw_epoll_made(int set);
 void hw_epoll_seen(int set);
 int hw_epoll_put_off(int set, int operation, int fd, const struct epoll_event *);
 void hw_epoll_ctl(int set, int operation, int fd, const struct epoll_event *);
 int hw_epoll_wait(int set, struct epoll_event *, int most, int64_t timeout_ns, struct plan *);
 int hw_epoll_waited(struct plan *, struct epoll_event *, int count);
+int hw_may_ask_for_signals(void);
 
 // A call was torn away.
 void hw_abandoned(const struct inside *);
+
+// A program is about to be executed (log.rs).
+void hw_tell_program(const char *path, int searched);
+void hw_tell_file(int fd);
 
 // Forks, new programs, sandboxes (process.rs).
 void hw_before_fork(void);
 void hw_after_fork(int child);
 void hw_before_vfork(void);
+void hw_before_shared_memory(void);
 void hw_before_spawn(void);
 void hw_after_spawn(int child);
 void hw_before_exec(void);

@@ -48,6 +48,7 @@ int EXPORTED(close_range)(unsigned first, unsigned last, int flags) {
 }
 
 void EXPORTED(closefrom)(int first) {
+    ENSURE(closefrom)
     hw_closed_range(first < 0 ? 0 : (unsigned)first, ~0u);
     if (real_closefrom != NULL)
         real_closefrom(first);
@@ -100,10 +101,21 @@ static void note_command(int fd, int command, void *argument, int result) {
     }
 }
 
+// A child in its parent's memory has a descriptor that exec does not close.
+static void keeps(int fd) {
+    if (hw_is_foreign())
+        hw_handed(fd);
+}
+
 int EXPORTED(fcntl)(int fd, int command, void *argument) {
     int result = real_fcntl(fd, command, argument);
-    if (result >= 0 && KIND(fd) > 1)
+    if (result < 0)
+        return result;
+    if (KIND(fd) > 1)
         KEEPING_ERRNO(note_command(fd, command, argument, result));
+    else if (unlikely(hw_spawning != 0) &&
+             (command == F_DUPFD || (command == F_SETFD && !((long)argument & FD_CLOEXEC))))
+        keeps(fd);
     return result;
 }
 
@@ -122,6 +134,8 @@ int EXPORTED(ioctl)(int fd, unsigned long request, void *argument) {
     int result = real_ioctl(fd, request, argument);
     if (result >= 0 && concerns(fd))
         KEEPING_ERRNO(note_request(fd, request, argument));
+    else if (unlikely(hw_spawning != 0) && result >= 0 && request == FIONCLEX)
+        keeps(fd);
     return result;
 }
 

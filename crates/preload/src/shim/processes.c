@@ -1,6 +1,5 @@
 // Forks and new programs, who share connections; sandboxes, after which nothing is acquired.
-#include "decide.h"
-#include "real.h"
+#include "inside.h"
 
 static pid_t fork_with(pid_t (*real)(void)) {
     hw_before_fork();
@@ -26,14 +25,22 @@ int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argum
     void *a = va_arg(rest, void *), *b = va_arg(rest, void *), *c = va_arg(rest, void *);
     va_end(rest);
     // Threads share everything; others are children, which learn it when they first call a hook.
-    int forks = !(flags & (CLONE_VM | CLONE_FILES));
-    if (forks)
-        hw_before_fork();
-    else if (!(flags & CLONE_FILES))
-        hw_before_vfork();
+    int is_thread = flags & CLONE_FILES, shares_memory = flags & CLONE_VM, is_awaited = flags & CLONE_VFORK;
+    if (!is_thread) {
+        if (!shares_memory)
+            hw_before_fork();
+        else if (is_awaited)
+            hw_before_vfork();
+        else
+            hw_before_shared_memory();
+    }
     int child = real_clone(function, stack, flags, argument, a, b, c);
-    if (forks)
-        KEEPING_ERRNO(hw_after_fork(child));
+    if (!is_thread) {
+        if (shares_memory)
+            KEEPING_ERRNO(hw_after_spawn(child > 0 ? child : 0));
+        else
+            KEEPING_ERRNO(hw_after_fork(child));
+    }
     return child;
 }
 
@@ -43,19 +50,27 @@ int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argum
         return call;                                                                                                   \
     } while (0)
 
+// TELL(program, searched): the log names programs that will run plain.
+#define TELL(program, searched) KEEPING_ERRNO(hw_tell_program(program, searched));
+
 int EXPORTED(execve)(const char *path, char *const arguments[], char *const environment[]) {
+    TELL(path, 0)
     BEFORE_EXEC(real_execve(path, arguments, environment));
 }
 int EXPORTED(execv)(const char *path, char *const arguments[]) {
+    TELL(path, 0)
     ENSURE(execv) BEFORE_EXEC(real_execv(path, arguments));
 }
 int EXPORTED(execvp)(const char *file, char *const arguments[]) {
+    TELL(file, 1)
     ENSURE(execvp) BEFORE_EXEC(real_execvp(file, arguments));
 }
 int EXPORTED(execvpe)(const char *file, char *const arguments[], char *const environment[]) {
+    TELL(file, 1)
     ENSURE(execvpe) BEFORE_EXEC(real_execvpe(file, arguments, environment));
 }
 int EXPORTED(fexecve)(int fd, char *const arguments[], char *const environment[]) {
+    KEEPING_ERRNO(hw_tell_file(fd));
     ENSURE(fexecve) BEFORE_EXEC(real_fexecve(fd, arguments, environment));
 }
 
@@ -93,11 +108,12 @@ int EXPORTED(execle)(const char *path, const char *first, ...) {
     return EXPORTED(execve)(path, arguments, environment);
 }
 
-#define SPAWN(name)                                                                                                    \
+#define SPAWN(name, searched)                                                                                          \
     int EXPORTED(name)(pid_t *child, const char *program, const posix_spawn_file_actions_t *actions,                   \
                        const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {      \
         ENSURE(name)                                                                                                   \
         pid_t started = 0;                                                                                             \
+        TELL(program, searched)                                                                                        \
         hw_before_spawn();                                                                                             \
         int result = real_##name(&started, program, actions, attributes, arguments, environment);                      \
         hw_after_spawn(result == 0 ? started : 0);                                                                     \
@@ -105,8 +121,16 @@ int EXPORTED(execle)(const char *path, const char *first, ...) {
             *child = started;                                                                                          \
         return result;                                                                                                 \
     }
-SPAWN(posix_spawn)
-SPAWN(posix_spawnp)
+SPAWN(posix_spawn, 0)
+SPAWN(posix_spawnp, 1)
+
+// What the program that is started then has of it is not closed by exec.
+int EXPORTED(posix_spawn_file_actions_adddup2)(posix_spawn_file_actions_t *actions, int fd, int to) {
+    ENSURE(posix_spawn_file_actions_adddup2)
+    if (concerns(fd))
+        hw_handed(fd);
+    return real_posix_spawn_file_actions_adddup2(actions, fd, to);
+}
 
 // ---- sandboxes
 

@@ -2,6 +2,8 @@
 // that must not wait.
 #include "real.h"
 #include <dlfcn.h>
+#include <link.h>
+#include <string.h>
 
 static inline long raw6(long number, long a, long b, long c, long d, long e, long f) {
 #if defined(__x86_64__)
@@ -65,3 +67,16 @@ static void *next(const char *name, void *otherwise) {
 void look_up(void) {
 #include "functions.inc"
 }
+
+// The loader's list: a failing look-up by name would allocate its error.
+static int is_sanitizer(struct dl_phdr_info *object, size_t size, void *unused) {
+    static const char *const names[] = {"/libasan.so",       "/libtsan.so",       "/libhwasan.so",
+                                        "/libclang_rt.asan", "/libclang_rt.tsan", "/libclang_rt.hwasan"};
+    (void)size, (void)unused;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (object->dlpi_name != NULL && strstr(object->dlpi_name, names[i]) != NULL)
+            return 1;
+    return 0;
+}
+
+int hw_has_sanitizer(void) { return dl_iterate_phdr(is_sanitizer, NULL); }

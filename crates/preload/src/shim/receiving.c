@@ -72,10 +72,10 @@ static ssize_t receive(enum call call, int fd, const struct iovec *parts, int co
         if (result < 0)
             return plan.done > 0 ? (ssize_t)plan.done : -1;
         plan.done += (size_t)result;
-        // Short of a bound, there was no more; at a bound, what follows comes from the lane.
+        // Short of a bound, there was no more, or the kernel was interrupted, which ends a receive that waits for all of its
+        // bytes too; at a bound, what follows comes from the lane.
         int at_bound = (size_t)result == plan.limit && plan.done < total;
-        if (result == 0 || plan.done == total || (!at_bound && !(flags & MSG_WAITALL)) ||
-            (flags & (MSG_PEEK | MSG_OOB)))
+        if (result == 0 || plan.done == total || !at_bound || (flags & (MSG_PEEK | MSG_OOB)))
             return (ssize_t)plan.done;
         if (at_bound && !(flags & MSG_WAITALL))
             flags |= MSG_DONTWAIT;
@@ -153,8 +153,13 @@ ssize_t EXPORTED(recvmsg)(int fd, struct msghdr *message, int flags) {
 }
 
 int EXPORTED(recvmmsg)(int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *timeout) {
-    if (!concerns(fd))
-        return real_recvmmsg(fd, messages, count, flags, timeout);
+    if (!concerns(fd)) {
+        int received = real_recvmmsg(fd, messages, count, flags, timeout);
+        for (int i = 0; i < received; i++)
+            if (messages[i].msg_hdr.msg_controllen > 0)
+                KEEPING_ERRNO(hw_receives_descriptors(&messages[i].msg_hdr));
+        return received;
+    }
     // The kernel tells a pending error before anything else.
     int pending = 0;
     socklen_t length = sizeof pending;

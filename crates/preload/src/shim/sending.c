@@ -1,10 +1,38 @@
 // send and its kin: by the lane if somebody looks, by TCP otherwise.
 #include "inside.h"
 #include "parts.h"
+#include <limits.h>
 
 // The call that the program made: what the kernel is asked is the same one, since it may be the only one that is
 // allowed.
-enum call { WRITE, WRITEV, SEND, SENDMSG };
+enum call { WRITE, WRITEV, SEND, SENDMSG, LIMITED };
+
+// Milliseconds that a send may still wait; less than zero without a limit.
+static int left(const struct plan *plan) {
+    if (plan->deadline == 0 || plan->deadline == NEVER)
+        return -1;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t time = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    uint64_t milliseconds = plan->deadline > time ? (plan->deadline - time + 999999) / 1000000 : 0;
+    return milliseconds < INT_MAX ? (int)milliseconds : INT_MAX;
+}
+
+// A send that has waited before, for the time that is left: the kernel would count all of it anew.
+static ssize_t send_in_time(int fd, const struct msghdr *message, int flags, struct plan *plan) {
+    for (;;) {
+        ssize_t result;
+        AROUND(SENDING, plan, result = real_sendmsg(fd, message, flags | MSG_DONTWAIT));
+        int rest = left(plan);
+        if (result >= 0 || errno != EAGAIN || rest <= 0)
+            return result;
+        struct pollfd room = {fd, POLLOUT, 0};
+        int ready;
+        AROUND(SENDING, plan, ready = real_poll(&room, 1, rest));
+        if (ready < 0)
+            return -1;
+    }
+}
 
 static ssize_t send_parts(enum call call, int fd, const struct iovec *parts, int count, int flags) {
     size_t total = sum(parts, count);
@@ -20,7 +48,11 @@ static ssize_t send_parts(enum call call, int fd, const struct iovec *parts, int
         }
         ssize_t result;
         struct msghdr message = {.msg_iov = rest, .msg_iovlen = used};
-        switch (call) {
+        int limited = left(&plan) >= 0;
+        switch (limited ? LIMITED : call) {
+        case LIMITED:
+            result = send_in_time(fd, &message, flags, &plan);
+            break;
         case WRITE:
             AROUND(SENDING, &plan, result = real_write(fd, rest[0].iov_base, rest[0].iov_len));
             break;
@@ -38,7 +70,9 @@ static ssize_t send_parts(enum call call, int fd, const struct iovec *parts, int
         if (result < 0)
             return plan.done > 0 ? (ssize_t)plan.done : -1;
         plan.done += (size_t)result;
-        if ((size_t)result < plan.limit || plan.done == total)
+        // What the kernel has not taken in time it does not take.
+        int waits_on = limited && left(&plan) > 0;
+        if (((size_t)result < plan.limit && !waits_on) || plan.done == total)
             return (ssize_t)plan.done;
     }
 }
@@ -106,8 +140,13 @@ ssize_t EXPORTED(sendmsg)(int fd, const struct msghdr *message, int flags) {
 }
 
 int EXPORTED(sendmmsg)(int fd, struct mmsghdr *messages, unsigned count, int flags) {
-    if (!concerns(fd))
+    if (!concerns(fd)) {
+        // The kernel takes no more at once.
+        for (unsigned i = 0; messages != NULL && i < count && i < PARTS_MAX; i++)
+            if (messages[i].msg_hdr.msg_controllen > 0)
+                hw_passes_descriptors(&messages[i].msg_hdr);
         return real_sendmmsg(fd, messages, count, flags);
+    }
     for (unsigned i = 0; i < count; i++) {
         ssize_t result = EXPORTED(sendmsg)(fd, &messages[i].msg_hdr, flags);
         if (result < 0)
@@ -123,8 +162,9 @@ ssize_t EXPORTED(sendfile)(int out, int in, off_t *offset, size_t count) {
     if (!concerns(out) || count == 0)
         return real_sendfile(out, in, offset, count);
     size_t sent = 0;
+    uint64_t deadline = 0;
     while (sent < count) {
-        struct plan plan = {0};
+        struct plan plan = {.deadline = deadline};
         int64_t at = offset != NULL ? *offset : -1;
         int verdict = hw_send_file(out, &plan, in, &at, count - sent);
         if (offset != NULL)
@@ -135,8 +175,12 @@ ssize_t EXPORTED(sendfile)(int out, int in, off_t *offset, size_t count) {
         if (sent == count)
             break;
         size_t slice = count - sent < plan.limit ? count - sent : plan.limit;
-        ssize_t result;
-        AROUND(SENDING, &plan, result = real_sendfile(out, in, offset, slice));
+        ssize_t result = -1;
+        deadline = plan.deadline;
+        if (left(&plan) == 0)
+            errno = EAGAIN;
+        else
+            AROUND(SENDING, &plan, result = real_sendfile(out, in, offset, slice));
         KEEPING_ERRNO(hw_sent(&plan, result, 0, errno));
         if (result < 0)
             return sent > 0 ? (ssize_t)sent : -1;

@@ -2,36 +2,21 @@
  * others, and inherited by programs that are started in the middle of the traffic. */
 #include "lane.h"
 #include <spawn.h>
+#include <stdatomic.h>
+#include <sys/sendfile.h>
 
 #define ROUNDS 200
 extern char **environ;
 
 /* A descriptor, with how far its connection is. */
 static void pass(int channel, const struct wire *wire) {
-    struct iovec data = {(void *)wire, sizeof *wire};
-    char control[CMSG_SPACE(sizeof(int))] = {0};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(header), &wire->fd, sizeof(int));
-    CHECK(sendmsg(channel, &message, 0) == sizeof *wire);
+    CHECK(send_descriptor(channel, wire->fd, wire, sizeof *wire) == sizeof *wire);
 }
 
 static int adopt(int channel, struct wire *wire) {
-    struct iovec data = {wire, sizeof *wire};
-    char control[CMSG_SPACE(sizeof(int))] = {0};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    ssize_t got = recvmsg(channel, &message, 0);
-    if (got == 0) return 0;
-    CHECK(got == sizeof *wire);
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    CHECK(header != NULL && header->cmsg_type == SCM_RIGHTS);
-    memcpy(&wire->fd, CMSG_DATA(header), sizeof(int));
-    return 1;
+    int fd = receive_descriptor(channel, wire, sizeof *wire);
+    wire->fd = fd;
+    return fd >= 0;
 }
 
 /* Another program, to which connections are passed: under Highwire as this one, or without it. */
@@ -87,12 +72,13 @@ static void passing_server(int listener) {
             CHECK(recv(wire.fd, bytes, 7, 0) == 7);
             verify(&wire, bytes, 7);
             put(&wire, 7);
-        } else {
-            put(&wire, 7);
-            /* It waits until the descriptor has gone. */
         }
         int fd = wire.fd;
+        struct wire before = wire;
+        wire.sent += unread ? 0 : 7;
         pass(channel, &wire);
+        /* The client sends nothing before it has these, so what it sends comes when the descriptor has gone. */
+        if (!unread) put(&before, 7);
         if (!keep) close(fd);
         CHECK(recv(channel, &wire, sizeof wire, 0) == sizeof wire);
         if (keep) {
@@ -421,6 +407,158 @@ static void borrowing_client(int port) {
     say("client done");
 }
 
+/* A child in its parent's memory puts other things in place of its parent's descriptors, and uses them in every way: nothing
+ * of it reaches the parent's connection, and nothing of the connection reaches the child. */
+static int file_of_child(int fd, const char *text) {
+    int file = memfd_create("child", 0);
+    if (file < 0 || write(file, text, strlen(text)) < 0 || lseek(file, 0, SEEK_SET) != 0) return -1;
+    return dup2(file, fd);
+}
+
+static int use_in_child(int fd, unsigned way) {
+    char bytes[64];
+    struct iovec part = {"childchild", 10}, into = {bytes, sizeof bytes};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    struct pollfd wait = {fd, POLLIN | POLLOUT, 0};
+    struct epoll_event event = {.events = EPOLLIN};
+    int pair[2], there = 0, on = 1;
+    fd_set set;
+    switch (way) {
+    case 0: return write(fd, "childchild", 10) == 10;
+    case 1: return writev(fd, &part, 1) == 10;
+    case 2: return read(fd, bytes, sizeof bytes) == 6 && memcmp(bytes, "myself", 6) == 0;
+    case 3: return readv(fd, &into, 1) == 6 && memcmp(bytes, "myself", 6) == 0;
+    case 4: return send(fd, "child", 5, 0) < 0 && errno == ENOTSOCK;
+    case 5: return sendmsg(fd, &message, 0) < 0 && errno == ENOTSOCK;
+    case 6: return recv(fd, bytes, sizeof bytes, MSG_DONTWAIT) < 0 && errno == ENOTSOCK;
+    case 7: return poll(&wait, 1, 1000) == 1 && wait.revents == (POLLIN | POLLOUT);
+    case 8:
+        FD_ZERO(&set);
+        FD_SET(fd, &set);
+        return select(fd + 1, &set, NULL, NULL, &(struct timeval){1, 0}) == 1;
+    case 9: return ioctl(fd, FIONREAD, &there) == 0 && there == 6;
+    case 10: return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) < 0 && errno == ENOTSOCK;
+    case 11: return shutdown(fd, SHUT_RDWR) < 0 && errno == ENOTSOCK;
+    case 12: return sendfile(fd, fd, &(off_t){0}, 6) == 6;
+    case 13: return pwritev2(fd, &part, 1, -1, 0) == 10;
+    case 14: return fcntl(fd, F_SETFL, O_NONBLOCK) == 0;
+    case 15: return close(fd) == 0;
+    case 16:
+        /* A set of the child's own, at the number of the connection. */
+        return dup2(epoll_create1(0), fd) == fd && epoll_ctl(fd, EPOLL_CTL_ADD, 0, &event) <= 0 &&
+               epoll_wait(fd, &event, 1, 0) <= 1;
+    case 17:
+        /* Another socket, with bytes of its own. */
+        return socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && dup2(pair[0], fd) == fd && write(pair[1], "other", 5) == 5 &&
+               recv(fd, bytes, sizeof bytes, 0) == 5 && send(fd, "child", 5, 0) == 5;
+    case 18:
+        /* A descriptor that comes with a message gets the lowest number, which is the connection's. */
+        return socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0 && close(fd) == 0 &&
+               send_descriptor(pair[0], pair[1], "x", 1) == 1 && receive_descriptor(pair[1], bytes, 1) == fd &&
+               write(fd, "x", 1) == 1;
+    case 19: return dprintf(fd, "child%d", 1) == 6;
+    /* What confines the child does not confine its parent. */
+    default: return unshare(CLONE_FS) == 0 && setuid(getuid()) == 0;
+    }
+}
+#define WAYS_IN_CHILD 21
+
+/* The status of the child. */
+__attribute__((noinline)) static int use_in_vfork(int fd, unsigned way) {
+    int status;
+    pid_t child = vfork();
+    if (child == 0) {
+        int keeps = way == 15 || way == 17 || way == 18 || way == 20;
+        _exit((keeps || file_of_child(fd, "myself") == fd) && use_in_child(fd, way) ? 0 : 1);
+    }
+    CHECK(waitpid(child, &status, 0) == child);
+    return status;
+}
+
+/* Before it ends it uses the connection itself. */
+__attribute__((noinline)) static void put_in_vfork(struct wire *wire) {
+    pid_t child = vfork();
+    if (child == 0) _exit(write(wire->fd, pattern(wire->out, wire->sent), 100) == 100 ? 0 : 1);
+    expect_child(child);
+    wire->sent += 100;
+}
+
+static void foreign_server(int listener) {
+    /* The lowest number, which a child that closes it gets next. */
+    int fd = accept_one(listener), low = 0;
+    CHECK(dup2(fd, low) == low && close(fd) == 0 && fcntl(low, F_SETFD, FD_CLOEXEC) == 0);
+    struct wire wire = server_end(low, 0);
+    answer_polling(&wire, ROUNDS);
+    for (unsigned way = 0; way < WAYS_IN_CHILD; way++) {
+        let_it_come(&wire);
+        int status = use_in_vfork(low, way);
+        say("way %u: %#x", way, status);
+        answer_polling(&wire, 20);
+        answer(&wire, 20);
+    }
+    /* What a child says comes in its place. */
+    for (unsigned turn = 0; turn < 3; turn++) {
+        put_in_vfork(&wire);
+        answer_polling(&wire, 20);
+    }
+    answer_polling(&wire, ROUNDS);
+    say("server done");
+}
+
+static void foreign_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    for (unsigned way = 0; way < WAYS_IN_CHILD; way++) {
+        ask_polling(&wire, 20);
+        ask(&wire, 20);
+    }
+    for (unsigned turn = 0; turn < 3; turn++) {
+        take_polling(&wire, 100);
+        ask_polling(&wire, 20);
+    }
+    ask_polling(&wire, ROUNDS);
+    expect_end(&wire);
+    say("client done");
+}
+
+/* Two threads close the two descriptors of each of many sockets, both at the same moment: all of them are gone then. */
+#define CLOSED_AT_ONCE 4000
+static int at_once[2][CLOSED_AT_ONCE];
+static atomic_uint steps[2];
+
+static void *close_in_step(void *argument) {
+    unsigned number = (unsigned)(uintptr_t)argument;
+    for (unsigned turn = 0; turn < CLOSED_AT_ONCE; turn++) {
+        atomic_store(&steps[number], turn + 1);
+        /* Spinning: a thread that is woken comes too late. */
+        for (unsigned looks = 1; atomic_load(&steps[1 - number]) <= turn; looks++)
+            if (looks % 4096 == 0) sched_yield();
+        CHECK(close(at_once[number][turn]) == 0);
+    }
+    return NULL;
+}
+
+static void closed_at_once_server(int listener) {
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = 2 * CLOSED_AT_ONCE + 100;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    for (unsigned turn = 0; turn < CLOSED_AT_ONCE; turn++) {
+        at_once[0][turn] = socket(AF_INET, SOCK_STREAM, 0);
+        at_once[1][turn] = dup(at_once[0][turn]);
+        CHECK(at_once[0][turn] >= 0 && at_once[1][turn] >= 0);
+    }
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, close_in_step, (void *)1) == 0);
+    close_in_step((void *)0);
+    CHECK(pthread_join(other, NULL) == 0);
+    close(listener);
+    hold();
+    say("server done");
+}
+
+static void closed_at_once_client(int port) { (void)port; }
+
 /* A listening socket that somebody else made, as a program gets it that is started for the first connection. */
 static void activated_server(int listener) {
     pid_t child = fork_child();
@@ -453,6 +591,8 @@ static const struct scenario scenarios[] = {
     {"replaced", replaced_server, replaced_client},
     {"borrowing", borrowing_server, borrowing_client},
     {"activated", activated_server, activated_client},
+    {"foreign", foreign_server, foreign_client},
+    {"closed_at_once", closed_at_once_server, closed_at_once_client},
 };
 
 int main(int argc, char **argv) {

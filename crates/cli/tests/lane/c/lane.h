@@ -295,6 +295,31 @@ __attribute__((unused)) static void ask_echo(struct wire *wire, unsigned rounds)
     }
 }
 
+/* Sends a descriptor with `length` bytes; what sendmsg returns. */
+__attribute__((unused)) static ssize_t send_descriptor(int channel, int fd, const void *bytes, size_t length) {
+    struct iovec data = {(void *)bytes, length};
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    *header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
+    memcpy(CMSG_DATA(header), &fd, sizeof(int));
+    return sendmsg(channel, &message, 0);
+}
+
+/* Receives one with `length` bytes; -1 for the end of the channel, or for anything else. */
+__attribute__((unused)) static int receive_descriptor(int channel, void *bytes, size_t length) {
+    struct iovec data = {bytes, length};
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    int fd = -1;
+    if (recvmsg(channel, &message, 0) != (ssize_t)length) return -1;
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    if (header != NULL && header->cmsg_type == SCM_RIGHTS) memcpy(&fd, CMSG_DATA(header), sizeof(int));
+    return fd;
+}
+
 /* The test ends a server's standard input when the client is gone. */
 __attribute__((unused)) static void until_told(void) {
     char byte;

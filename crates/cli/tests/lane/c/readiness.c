@@ -111,6 +111,44 @@ static void edge_client(int port) {
     say("client done");
 }
 
+/* A set with two descriptors, as runtimes have it: one registers, the other waits; then the first one is closed. */
+static void duplicated_server(int listener) {
+    struct wire wire = server_end(accept_one(listener), 0);
+    set_nonblocking(wire.fd, 1);
+    int epoll = epoll_create1(EPOLL_CLOEXEC), filler[2];
+    CHECK(epoll >= 0 && pipe(filler) == 0);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.fd = filler[0]};
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, filler[0], &event) == 0);
+    int registry = fcntl(epoll, F_DUPFD_CLOEXEC, 3);
+    event.data.fd = wire.fd;
+    CHECK(registry >= 0 && epoll_ctl(registry, EPOLL_CTL_ADD, wire.fd, &event) == 0);
+    answer_by_events(&wire, epoll, ROUNDS * 5, 0);
+    close(epoll);
+    answer_by_events(&wire, registry, ROUNDS, 0);
+    int third = dup(registry);
+    rearm(third, wire.fd, EPOLLIN);
+    answer_by_events(&wire, registry, ROUNDS, 0);
+    CHECK(epoll_ctl(third, EPOLL_CTL_DEL, wire.fd, NULL) == 0);
+    put(&wire, 1);
+    say("duplicated: %x", events_within(registry, 20));
+    close(third);
+    close(registry);
+    epoll = epoll_of(wire.fd, EPOLLIN | EPOLLET);
+    answer_by_events(&wire, epoll, ROUNDS, 0);
+    hold();
+}
+
+static void duplicated_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS * 5);
+    ask_polling(&wire, ROUNDS);
+    ask_polling(&wire, ROUNDS);
+    take_polling(&wire, 1);
+    ask_polling(&wire, ROUNDS);
+    expect_end(&wire);
+    say("client done");
+}
+
 static void oneshot_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     set_nonblocking(wire.fd, 1);
@@ -574,6 +612,7 @@ static void helped_client(int port) {
 
 static const struct scenario scenarios[] = {
     {"edge", edge_server, edge_client},
+    {"duplicated", duplicated_server, duplicated_client},
     {"oneshot", oneshot_server, oneshot_client},
     {"exclusive", exclusive_server, exclusive_client},
     {"nested", nested_server, nested_client},
