@@ -8,7 +8,7 @@ use std::process::Command;
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where to put it"));
     println!("cargo:rerun-if-changed=programs/stream.h");
-    for name in ["pingpong", "memcached_get"] {
+    for name in ["pingpong", "memcached_get", "threads"] {
         let source = Path::new("programs").join(name).with_extension("c");
         println!("cargo:rerun-if-changed={}", source.display());
         compile(&source, &out.join(name));
@@ -23,7 +23,7 @@ fn compile(source: &Path, program: &Path) {
         std::fs::write(program, []).expect("the place that cargo gave can be written to");
         return;
     };
-    let compiled = Command::new(&compiler).args(["-O2", "-Wall", "-o"]).arg(program).arg(source).status();
+    let compiled = Command::new(&compiler).args(["-O2", "-Wall", "-pthread", "-o"]).arg(program).arg(source).status();
     match compiled {
         Ok(status) if status.success() => {}
         Ok(status) => panic!("{compiler} could not compile {}: {status}", source.display()),

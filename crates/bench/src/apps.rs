@@ -4,6 +4,7 @@
 //! client on the second, between two probes; it outlasts states of the machine, and so counts in whichever.
 
 mod clients;
+mod postgres;
 pub(crate) mod servers;
 
 use crate::contest::Contest;
@@ -43,6 +44,7 @@ pub(crate) fn run(options: &Options, began: Instant) -> Result<Report, BenchErro
     let mut folder = Folder::for_programs()?;
     let mut hall = Hall::open(&mut cards, &contest, &mut folder, &mut record)?;
     let measured = rounds(&mut cards, &mut hall, &mut contest, &mut record, &progress);
+    name_untried(&cards, &mut record);
     progress.done();
     drop(hall);
     folder.forget_groups()?;
@@ -81,7 +83,9 @@ fn programme(options: &Options, notes: &mut Vec<String>) -> Result<Vec<Card>, Be
             notes.push(format!("{} IS LEFT OUT: {why}", measure.name()));
             continue;
         }
-        let mut sizes = if options.sizes.is_empty() { usual_sizes(measure).to_vec() } else { options.sizes.clone() };
+        let usual = usual_sizes(measure);
+        // Some have no size.
+        let mut sizes = if options.sizes.is_empty() || usual == [0] { usual.to_vec() } else { options.sizes.clone() };
         sizes.sort_unstable();
         sizes.dedup();
         for size in sizes {
@@ -100,22 +104,24 @@ fn usual_sizes(measure: Measure) -> &'static [usize] {
     match App::of(measure) {
         App::Redis => &[3, 8192],
         // The page that nginx comes with.
-        App::Nginx => &[612],
+        App::Nginx | App::Haproxy => &[612],
         App::Vsftpd => &[1 << 30],
         // What iperf3 writes at a time, where nothing else is said.
         App::Iperf3 => &[128 << 10],
         App::Memcached => &[100],
+        App::Postgres | App::Threads | App::Socat => &[0],
     }
 }
 
 /// Why this cannot be measured at this size.
 fn refused(measure: Measure, size: usize) -> Option<String> {
     let most = match App::of(measure) {
-        App::Redis | App::Nginx => 16 << 20,
+        App::Redis | App::Nginx | App::Haproxy => 16 << 20,
         App::Vsftpd => return files::too_large(size),
         // Both have limits of their own.
         App::Iperf3 => 1 << 20,
         App::Memcached => 512 << 10,
+        App::Postgres | App::Threads | App::Socat => return None,
     };
     (size > most).then(|| format!("left out, since {most} bytes are the most there: {} at {size}", measure.name()))
 }
@@ -124,7 +130,9 @@ fn refused(measure: Measure, size: usize) -> Option<String> {
 fn expected(measure: Measure, size: usize) -> Duration {
     match App::of(measure) {
         App::Redis | App::Memcached => 2 * TRIAL,
-        App::Nginx | App::Iperf3 => Duration::from_secs(SECONDS).mul_f64(1.3),
+        App::Nginx | App::Haproxy | App::Iperf3 | App::Postgres => Duration::from_secs(SECONDS).mul_f64(1.3),
+        App::Threads => 4 * TRIAL,
+        App::Socat => Duration::from_secs(1),
         App::Vsftpd => Duration::from_secs_f64(0.3 + size as f64 / 1e9),
     }
 }
@@ -135,6 +143,8 @@ struct Hall {
     /// CPUs of the servers and of the clients.
     cpus: (usize, usize),
     memcached_get: PathBuf,
+    threads: PathBuf,
+    place: PathBuf,
 }
 
 impl Hall {
@@ -146,8 +156,10 @@ impl Hall {
         record: &mut Record<'_>,
     ) -> Result<Hall, BenchError> {
         let memcached_get = unpack(folder, "memcached_get", MEMCACHED_GET)?;
+        let threads = unpack(folder, App::Threads.name(), THREADS)?;
         let ramdisk = Rc::clone(&contest.pair.link.ramdisk);
-        let mut hall = Hall { servers: Vec::new(), cpus: contest.pair.cpus, memcached_get };
+        let place = folder.path().to_owned();
+        let mut hall = Hall { servers: Vec::new(), cpus: contest.pair.cpus, memcached_get, threads, place };
         let mut apps: Vec<App> = cards.iter().map(|card| App::of(card.measure)).collect();
         apps.sort();
         apps.dedup();
@@ -179,8 +191,9 @@ impl Hall {
     fn trial(&self, card: (Measure, usize), contestant: Contestant, requests: usize) -> Result<Found, String> {
         let (measure, size) = card;
         let server = self.server(measure, contestant).ok_or("its server is gone")?;
-        let memcached_get: &Path = &self.memcached_get;
-        let client = Client { measure, size, port: server.port, way: server.way, cpu: self.cpus.1, memcached_get };
+        let [memcached_get, threads, place]: [&Path; 3] = [&self.memcached_get, &self.threads, &self.place];
+        let (port, way, cpu) = (server.port, server.way, self.cpus.1);
+        let client = Client { measure, size, port, way, cpu, memcached_get, threads, place };
         let (clock, everybody, before) = (Instant::now(), Usage::of_machine(), server.usage());
         let (outcome, client_seconds) = client.run(requests)?;
         let seconds = client_seconds + server.usage().seconds_since(before);
@@ -237,6 +250,21 @@ fn rounds(
         }
     }
     Ok(())
+}
+
+/// Names what is measured, but was not even once, since the time was over before.
+fn name_untried(cards: &[Card], record: &mut Record<'_>) {
+    for card in cards {
+        for racer in &card.racers {
+            let (name, size) = (racer.contestant.name(), card.size as u64);
+            let tried = |trial: &Trial| (trial.contestant, trial.measure, trial.size) == (name, card.measure, size);
+            if !record.trials.iter().any(tried) {
+                let what = card.measure.name();
+                let why = "there was no time for it: more --seconds, or fewer --measures";
+                record.notes.push(format!("{what} at {size} with {name} IS LEFT OUT: {why}"));
+            }
+        }
+    }
 }
 
 /// One trial between two probes, and before the first one a short one that counts for nothing.
@@ -336,6 +364,9 @@ pub(crate) fn heights(report: &Report) -> Vec<(String, [f64; 3])> {
 
 /// Our client of memcached, as the build made it.
 const MEMCACHED_GET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/memcached_get"));
+
+/// Client and server with a thread for each connection.
+const THREADS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/threads"));
 
 /// What a reader must know to judge the rows.
 const NOTES: [&str; 3] = [

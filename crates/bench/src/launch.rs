@@ -33,14 +33,29 @@ pub(crate) enum Way {
 
 /// A program that is to be started on this CPU; arguments are still to be given. What it prints can be read.
 pub(crate) fn command(way: Way, cpu: usize, program: &Path) -> Result<Command, BenchError> {
+    command_as(None, way, cpu, program)
+}
+
+/// The same as another user, which only root can do.
+pub(crate) fn command_as(user: Option<&str>, way: Way, cpu: usize, program: &Path) -> Result<Command, BenchError> {
     let mut command = own_executable()?;
     // What follows is for the program, also where it looks like an option of ours.
     command.args([OUTSIDER_COMMAND, &std::process::id().to_string(), &cpu.to_string(), "--"]);
+    if let Some(user) = user {
+        command.args(become_user(user));
+    }
     if way == Way::Highwire {
         command.arg(own_executable()?.get_program()).args(["run", "--"]);
     }
     command.arg(program).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok(command)
+}
+
+/// What a command begins with that is run as another user. With the user, the kernel forgets that a process is to end with
+/// its parent.
+pub(crate) fn become_user(user: &str) -> [String; 5] {
+    let [reuid, regid] = ["reuid", "regid"].map(|name| format!("--{name}={user}"));
+    ["setpriv".to_owned(), reuid, regid, "--clear-groups".to_owned(), "--pdeathsig=KILL".to_owned()]
 }
 
 /// Why programs are run without lanes here although `highwire run` starts them: figures of them would be those of plain
@@ -129,6 +144,11 @@ impl Usage {
         // Interrupts are left out: what they do for a process is counted there.
         let [user, nice, system, _idle, _waiting, _interrupts, _softer, stolen, ..] = fields[..] else { return None };
         Some(Usage { ticks: user + nice + system + stolen, counters: 4 })
+    }
+
+    /// Of both.
+    pub(crate) fn and(self, other: Usage) -> Usage {
+        Usage { ticks: self.ticks + other.ticks, counters: self.counters + other.counters }
     }
 
     /// Seconds of all of it, half a tick for what each counter leaves out.

@@ -300,6 +300,11 @@ pub(crate) fn title(measure: Measure) -> &'static str {
         Measure::FtpCurlMbS => "vsftpd to curl",
         Measure::Iperf3GbS => "iperf3",
         Measure::MemcachedGetC1Rps => "memcached GET, one connection",
+        Measure::PgbenchTpcbC10Tps => "PostgreSQL, transactions as of TPC-B, 10 connections",
+        Measure::PgbenchSelectC1Tps => "PostgreSQL, selects, one connection",
+        Measure::Threads2000Rps => "2,000 connections, each with a thread of the server",
+        Measure::Echo64mMbS => "64 MiB through socat and cat, and back",
+        Measure::HaproxyC16Rps => "haproxy before nginx, 16 connections",
     }
 }
 

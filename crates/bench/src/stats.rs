@@ -130,11 +130,26 @@ pub enum Measure {
     /// Requests of memcached in a second: GET over one connection.
     #[serde(rename = "memcached_get_c1_rps")]
     MemcachedGetC1Rps,
+    /// Transactions of PostgreSQL in a second, as of TPC-B, over 10 connections.
+    #[serde(rename = "pgbench_tpcb_c10_tps")]
+    PgbenchTpcbC10Tps,
+    /// The same that only select, over one connection.
+    #[serde(rename = "pgbench_select_c1_tps")]
+    PgbenchSelectC1Tps,
+    /// Requests in a second over 2,000 connections, each with a thread of its server.
+    #[serde(rename = "threads_2000_rps")]
+    Threads2000Rps,
+    /// Bytes of a file of 64 MiB in a microsecond, there and back through socat and cat.
+    #[serde(rename = "echo_64m_mb_s")]
+    Echo64mMbS,
+    /// Requests in a second over 16 connections to haproxy, which asks nginx.
+    #[serde(rename = "haproxy_c16_rps")]
+    HaproxyC16Rps,
 }
 
 impl Measure {
     /// Those of `bench apps`, in the order of its reports.
-    pub const APPS: [Measure; 10] = [
+    pub const APPS: [Measure; 15] = [
         Measure::RedisGetC1Rps,
         Measure::RedisSetC1Rps,
         Measure::RedisGetC50Rps,
@@ -145,6 +160,11 @@ impl Measure {
         Measure::FtpCurlMbS,
         Measure::Iperf3GbS,
         Measure::MemcachedGetC1Rps,
+        Measure::PgbenchTpcbC10Tps,
+        Measure::PgbenchSelectC1Tps,
+        Measure::Threads2000Rps,
+        Measure::Echo64mMbS,
+        Measure::HaproxyC16Rps,
     ];
 
     /// Those that `bench rpc` has of its own, in the order of its reports.
@@ -183,6 +203,11 @@ impl Measure {
             Measure::FtpCurlMbS => "ftp_curl_mb_s",
             Measure::Iperf3GbS => "iperf3_gb_s",
             Measure::MemcachedGetC1Rps => "memcached_get_c1_rps",
+            Measure::PgbenchTpcbC10Tps => "pgbench_tpcb_c10_tps",
+            Measure::PgbenchSelectC1Tps => "pgbench_select_c1_tps",
+            Measure::Threads2000Rps => "threads_2000_rps",
+            Measure::Echo64mMbS => "echo_64m_mb_s",
+            Measure::HaproxyC16Rps => "haproxy_c16_rps",
         }
     }
 
@@ -198,9 +223,9 @@ impl Measure {
         self == Measure::FileMbS || Measure::APPS.contains(&self)
     }
 
-    /// True if it is in requests for a second, rather than in bytes.
+    /// True if it is in requests or transactions for a second, rather than in bytes.
     pub(crate) fn counts_requests(self) -> bool {
-        self.name().ends_with("_rps")
+        self.name().ends_with("_rps") || self.name().ends_with("_tps")
     }
 
     /// True if the figure is from a trial that another measure already stands for.

@@ -192,7 +192,9 @@ pub(crate) struct AppsArgs {
     /// redis_get_c1_rps, redis_set_c1_rps, redis_get_c50_rps and redis_get_c50_p16_rps (redis-benchmark, 1 or 50
     /// connections, 16 requests at a time; values of 3 and 8,192 bytes); nginx_c1_rps, nginx_c32_rps and nginx_close_rps
     /// (wrk, connections that are kept, or one for each request; pages of 612 bytes); ftp_curl_mb_s (a file of 1 GiB from
-    /// vsftpd); iperf3_gb_s; memcached_get_c1_rps (values of 100 bytes).
+    /// vsftpd); iperf3_gb_s; memcached_get_c1_rps (values of 100 bytes); pgbench_tpcb_c10_tps and pgbench_select_c1_tps
+    /// (PostgreSQL); threads_2000_rps (2,000 connections, each with a thread of the server); echo_64m_mb_s (64 MiB through
+    /// socat and cat, and back); haproxy_c16_rps (wrk, 16 connections to haproxy before nginx).
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = parse_measure)]
     measures: Vec<Measure>,
 }

@@ -5,7 +5,7 @@ use crate::launch::{self, Ended, Way, finish};
 use crate::stats::Measure;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What one run of a client has found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +27,10 @@ pub(crate) struct Client<'a> {
     pub(crate) cpu: usize,
     /// Our own client of memcached.
     pub(crate) memcached_get: &'a Path,
+    /// Our own of a server with threads.
+    pub(crate) threads: &'a Path,
+    /// Where files may be made.
+    pub(crate) place: &'a Path,
 }
 
 impl Client<'_> {
@@ -34,12 +38,16 @@ impl Client<'_> {
     /// of it.
     pub(crate) fn run(&self, requests: usize) -> Result<(Outcome, f64), String> {
         let program = self.program().ok_or_else(|| App::of(self.measure).missing().unwrap_or_default())?;
-        let child = launch::command(self.way, self.cpu, &program)
+        let began = Instant::now();
+        let child = launch::command_as(App::of(self.measure).user(), self.way, self.cpu, &program)
             .map_err(|error| error.to_string())?
             .args(self.arguments(requests))
             .spawn()
             .map_err(|error| format!("{}: {error}", program.display()))?;
         let Ended { output, cpu_seconds } = finish(child, PATIENCE)?;
+        if App::of(self.measure) == App::Socat {
+            return Ok((self.echoed(began.elapsed())?, cpu_seconds));
+        }
         let outcome = self.parse(&output, requests).ok_or_else(|| {
             let beginning: String = output.chars().take(QUOTED_MAX).collect();
             format!("not understood: {beginning:?}")
@@ -50,10 +58,13 @@ impl Client<'_> {
     fn program(&self) -> Option<PathBuf> {
         match App::of(self.measure) {
             App::Redis => launch::find("redis-benchmark"),
-            App::Nginx => launch::find("wrk"),
+            App::Nginx | App::Haproxy => launch::find("wrk"),
             App::Vsftpd => launch::find("curl"),
             App::Iperf3 => launch::find("iperf3"),
             App::Memcached => Some(self.memcached_get.to_owned()),
+            App::Postgres => super::postgres::program("pgbench"),
+            App::Threads => Some(self.threads.to_owned()),
+            App::Socat => launch::find("socat"),
         }
     }
 
@@ -75,6 +86,15 @@ impl Client<'_> {
             }
             Measure::Iperf3GbS => format!("--client 127.0.0.1 --port {port} --time {SECONDS} --length {size} --json"),
             Measure::MemcachedGetC1Rps => format!("{port} {size} {}", TRIAL.as_millis()),
+            Measure::HaproxyC16Rps => format!("-t1 -c16 -d{SECONDS}s --latency http://127.0.0.1:{port}/{size}"),
+            Measure::PgbenchTpcbC10Tps => format!("{} -c 10 postgres", self.pgbench()),
+            Measure::PgbenchSelectC1Tps => format!("{} -c 1 --select-only postgres", self.pgbench()),
+            Measure::Threads2000Rps => format!("ask {port} 2000 {}", TRIAL.as_millis()),
+            Measure::Echo64mMbS => {
+                let [sent, received] = [ECHO_SENT, ECHO_RECEIVED].map(|name| self.place.join(name));
+                let (sent, received) = (sent.display(), received.display());
+                format!("-t 10 OPEN:{sent},rdonly!!OPEN:{received},creat,trunc,wronly TCP:127.0.0.1:{port}")
+            }
             _ => {
                 let connections =
                     if matches!(measure, Measure::RedisGetC1Rps | Measure::RedisSetC1Rps) { 1 } else { 50 };
@@ -93,12 +113,41 @@ impl Client<'_> {
     fn parse(&self, output: &str, requests: usize) -> Option<Outcome> {
         match App::of(self.measure) {
             App::Redis => parse_redis(output, requests),
-            App::Nginx => parse_wrk(output),
+            App::Nginx | App::Haproxy => parse_wrk(output),
             App::Vsftpd => parse_curl(output, self.size),
             App::Iperf3 => parse_iperf3(output),
-            App::Memcached => parse_memcached(output),
+            App::Memcached | App::Threads => parse_memcached(output),
+            App::Postgres => parse_pgbench(output),
+            App::Socat => None,
         }
     }
+
+    fn pgbench(&self) -> String {
+        let user = super::postgres::USER;
+        format!("--no-vacuum -h 127.0.0.1 -p {} -U {user} -T {SECONDS} -j 1", self.port)
+    }
+
+    /// What an echo is worth; nothing if another file came back.
+    fn echoed(&self, elapsed: Duration) -> Result<Outcome, String> {
+        let [sent, received] = [ECHO_SENT, ECHO_RECEIVED].map(|name| std::fs::read(self.place.join(name)));
+        let (sent, received) = (sent.map_err(|error| error.to_string())?, received.map_err(|error| error.to_string())?);
+        if sent != received {
+            return Err(format!("{} of {} bytes came back, or others", received.len(), sent.len()));
+        }
+        let bytes = sent.len() as f64;
+        Ok(Outcome { value: bytes / 1e6 / elapsed.as_secs_f64(), amount: bytes / 1e9, latency_p99_us: None })
+    }
+}
+
+/// What pgbench says at its end; nothing if a transaction failed.
+fn parse_pgbench(output: &str) -> Option<Outcome> {
+    let after = |head: &str| output.lines().find_map(|line| line.trim().strip_prefix(head));
+    let first = |text: &str| text.split_whitespace().next()?.split('/').next()?.parse::<f64>().ok();
+    if first(after("number of failed transactions:")?)? > 0.0 {
+        return None;
+    }
+    let amount = first(after("number of transactions actually processed:")?)?;
+    Some(Outcome { value: first(after("tps =")?)?, amount, latency_p99_us: None })
 }
 
 /// The table of `redis-benchmark --csv`.
@@ -165,6 +214,9 @@ fn parse_memcached(output: &str) -> Option<Outcome> {
 pub(crate) const TRIAL: Duration = Duration::from_millis(400);
 /// The same of those who count in whole seconds.
 pub(crate) const SECONDS: u64 = 1;
+/// Files of the echo.
+pub(crate) const ECHO_SENT: &str = "echo-sent";
+const ECHO_RECEIVED: &str = "echo-received";
 /// How much of what nobody understands is quoted.
 const QUOTED_MAX: usize = 400;
 /// Whoever takes longer is stuck.
@@ -175,8 +227,8 @@ mod tests {
     use super::*;
 
     fn client(measure: Measure, size: usize) -> Client<'static> {
-        let memcached_get = Path::new("memcached_get");
-        Client { measure, size, port: 4711, way: Way::Plain, cpu: 1, memcached_get }
+        let [memcached_get, threads, place] = ["memcached_get", "threads", "/place"].map(Path::new);
+        Client { measure, size, port: 4711, way: Way::Plain, cpu: 1, memcached_get, threads, place }
     }
 
     #[test]
@@ -189,6 +241,29 @@ mod tests {
         assert!(!line(Measure::NginxC1Rps, 612).contains("close"));
         assert!(line(Measure::FtpCurlMbS, 64).ends_with("ftp://127.0.0.1:4711/64-bytes"));
         assert_eq!(line(Measure::MemcachedGetC1Rps, 100), "4711 100 400");
+        assert_eq!(line(Measure::Threads2000Rps, 0), "ask 4711 2000 400");
+        assert!(line(Measure::PgbenchSelectC1Tps, 0).ends_with("-c 1 --select-only postgres"));
+        assert!(
+            line(Measure::PgbenchTpcbC10Tps, 0).contains("-p 4711")
+                && !line(Measure::PgbenchTpcbC10Tps, 0).contains("select")
+        );
+        let echo =
+            "-t 10 OPEN:/place/echo-sent,rdonly!!OPEN:/place/echo-received,creat,trunc,wronly TCP:127.0.0.1:4711";
+        assert_eq!(line(Measure::Echo64mMbS, 0), echo);
+        assert!(
+            line(Measure::HaproxyC16Rps, 612).contains("-c16")
+                && line(Measure::HaproxyC16Rps, 612).ends_with(":4711/612")
+        );
+    }
+
+    #[test]
+    fn what_pgbench_says_counts_only_if_no_transaction_failed() {
+        let output = "number of transactions actually processed: 2000\nnumber of failed transactions: 0 (0.000%)\n\
+             latency average = 0.500 ms\ntps = 1987.654321 (without initial connection time)\n";
+        let expected = Outcome { value: 1987.654321, amount: 2000.0, latency_p99_us: None };
+        assert_eq!(client(Measure::PgbenchSelectC1Tps, 0).parse(output, 0), Some(expected));
+        assert_eq!(parse_pgbench(&output.replace("transactions: 0", "transactions: 3")), None);
+        assert_eq!(parse_pgbench("pgbench: error: connection failed"), None);
     }
 
     #[test]

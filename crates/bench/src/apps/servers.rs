@@ -1,5 +1,7 @@
 //! The servers of `bench apps`: where they are, how they are set up, and how they are ended.
 
+use super::clients::ECHO_SENT;
+use super::postgres;
 use crate::BenchError;
 use crate::folder::Folder;
 use crate::launch::{self, Usage, Way, free_port};
@@ -22,6 +24,12 @@ pub(crate) enum App {
     Vsftpd,
     Iperf3,
     Memcached,
+    Postgres,
+    /// A program of our own: a thread for each connection.
+    Threads,
+    Socat,
+    /// With nginx behind it.
+    Haproxy,
 }
 
 impl App {
@@ -32,6 +40,10 @@ impl App {
             Some("nginx") => App::Nginx,
             Some("ftp") => App::Vsftpd,
             Some("iperf3") => App::Iperf3,
+            Some("pgbench") => App::Postgres,
+            Some("threads") => App::Threads,
+            Some("echo") => App::Socat,
+            Some("haproxy") => App::Haproxy,
             _ => App::Memcached,
         }
     }
@@ -44,6 +56,23 @@ impl App {
             App::Vsftpd => "vsftpd",
             App::Iperf3 => "iperf3",
             App::Memcached => "memcached",
+            App::Postgres => "postgres",
+            App::Threads => "threads",
+            App::Socat => "socat",
+            App::Haproxy => "haproxy",
+        }
+    }
+
+    /// The user that it has to be, where this process is root.
+    pub(crate) fn user(self) -> Option<&'static str> {
+        (self == App::Postgres && geteuid().is_root()).then_some(postgres::USER)
+    }
+
+    fn program(self, folder: &Folder) -> Option<PathBuf> {
+        match self {
+            App::Postgres => postgres::program(self.name()),
+            App::Threads => Some(folder.path().join(self.name())),
+            _ => launch::find(self.name()),
         }
     }
 
@@ -53,15 +82,20 @@ impl App {
             App::Redis => Some(("redis-benchmark", "redis-tools")),
             App::Nginx => Some(("wrk", "wrk")),
             App::Vsftpd => Some(("curl", "curl")),
-            App::Iperf3 | App::Memcached => None,
+            App::Haproxy => return self.server_missing().or_else(|| App::Nginx.missing()),
+            App::Iperf3 | App::Memcached | App::Postgres | App::Threads | App::Socat => None,
         };
         self.server_missing().or_else(|| missing(client.into_iter()))
     }
 
     /// The same of its server alone.
     pub(crate) fn server_missing(self) -> Option<String> {
-        let package = if self == App::Nginx { "nginx-light" } else { self.name() };
-        missing([(self.name(), package)].into_iter())
+        match self {
+            App::Threads => None,
+            App::Postgres => postgres::missing(),
+            App::Nginx => missing([("nginx", "nginx-light")].into_iter()),
+            _ => missing([(self.name(), self.name())].into_iter()),
+        }
     }
 
     /// Its server's arguments, all files of it in `folder`.
@@ -83,6 +117,10 @@ impl App {
                 let large = if large { " -I 2m" } else { "" };
                 format!("-l 127.0.0.1 -p {port} -U 0 -t 1 -m 64{large}{user}")
             }
+            App::Postgres => postgres::arguments(&port, &folder),
+            App::Threads => format!("serve {port}"),
+            App::Socat => format!("TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork EXEC:cat"),
+            App::Haproxy => format!("-db -f {folder}/haproxy.cfg"),
         };
         let mut arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         match self {
@@ -99,7 +137,8 @@ impl App {
         match self {
             App::Nginx => Some(("nginx.conf", nginx_settings(port, folder))),
             App::Vsftpd => Some(("vsftpd.conf", VSFTPD_SETTINGS.replace("PORT", &port.to_string()))),
-            App::Redis | App::Iperf3 | App::Memcached => None,
+            // Haproxy's name nginx's port.
+            _ => None,
         }
     }
 }
@@ -117,6 +156,8 @@ pub(crate) struct Server {
     pub(crate) app: App,
     pub(crate) way: Way,
     pub(crate) port: u16,
+    /// The server that it asks itself.
+    behind: Option<Box<Server>>,
 }
 
 impl Server {
@@ -129,14 +170,39 @@ impl Server {
         folder: &mut Folder,
         ramdisk: Option<&Ramdisk>,
     ) -> Result<Server, BenchError> {
+        Server::start_in(&format!("{}-{way:?}", app.name()), app, way, cpu, sizes, folder, ramdisk)
+    }
+
+    /// The same, in a folder of this name.
+    fn start_in(
+        name: &str,
+        app: App,
+        way: Way,
+        cpu: usize,
+        sizes: &[usize],
+        folder: &mut Folder,
+        ramdisk: Option<&Ramdisk>,
+    ) -> Result<Server, BenchError> {
         let missing = || BenchError::Missing(app.missing().unwrap_or_default());
-        let program = launch::find(app.name()).ok_or_else(missing)?;
+        let program = app.program(folder).ok_or_else(missing)?;
         let port = free_port()?;
-        let name = format!("{}-{way:?}", app.name());
-        std::fs::create_dir(folder.path().join(&name))?;
-        let place = folder.path().join(&name);
+        std::fs::create_dir(folder.path().join(name))?;
+        let place = folder.path().join(name);
         if let Some((file, settings)) = app.settings(port, &place) {
             folder.write(&format!("{name}/{file}"), settings.as_bytes())?;
+        }
+        let mut behind = None;
+        match app {
+            App::Haproxy => {
+                let nginx = Server::start_in(&format!("{name}-nginx"), App::Nginx, way, cpu, sizes, folder, None)?;
+                let settings = HAPROXY_SETTINGS.replace("BEHIND", &nginx.port.to_string());
+                let settings = settings.replace("PORT", &port.to_string());
+                folder.write(&format!("{name}/haproxy.cfg"), settings.as_bytes())?;
+                behind = Some(Box::new(nginx));
+            }
+            App::Postgres => postgres::prepare(&place, app.user())?,
+            App::Socat => _ = folder.write(ECHO_SENT, &page(ECHO_BYTES))?,
+            _ => {}
         }
         if app == App::Nginx {
             for size in sizes {
@@ -150,16 +216,19 @@ impl Server {
             }
         }
         let log = place.join("log");
-        let mut command = launch::command(way, cpu, &program)?;
+        let mut command = launch::command_as(app.user(), way, cpu, &program)?;
         command.args(app.arguments(port, sizes, &place, &served));
         let child = in_own_group(&mut command, File::create(&log)?).spawn().map_err(BenchError::Start)?;
-        let mut server = Server { child, app, way, port };
+        let mut server = Server { child, app, way, port, behind };
         folder.watch(server.child.id())?;
         server.wait_until_it_listens(&log)?;
         if matches!(app, App::Redis | App::Memcached) {
             for size in sizes {
                 server.store(*size)?;
             }
+        }
+        if app == App::Postgres {
+            postgres::fill(port)?;
         }
         Ok(server)
     }
@@ -228,7 +297,8 @@ impl Server {
 
     /// CPU time of all its processes so far.
     pub(crate) fn usage(&self) -> Usage {
-        Usage::of_group(self.child.id())
+        let own = Usage::of_group(self.child.id());
+        self.behind.as_ref().map_or(own, |behind| own.and(behind.usage()))
     }
 }
 
@@ -311,6 +381,25 @@ seccomp_sandbox=NO
 xferlog_enable=NO
 ";
 
+const HAPROXY_SETTINGS: &str = "\
+global
+    maxconn 1024
+    nbthread 1
+defaults
+    mode http
+    timeout connect 10s
+    timeout client 60s
+    timeout server 60s
+frontend asked
+    bind 127.0.0.1:PORT
+    default_backend behind
+backend behind
+    http-reuse always
+    server nginx 127.0.0.1:BEHIND
+";
+
+/// What goes through socat and cat, and back.
+const ECHO_BYTES: usize = 64 << 20;
 /// The largest value that memcached takes by itself, less its key and what else is stored with it.
 const MEMCACHED_BYTES_USUAL: usize = 1_000_000;
 /// The state of a listening socket in the kernel's table.
@@ -324,7 +413,11 @@ mod tests {
     fn every_measure_has_a_server() {
         for measure in Measure::APPS {
             let app = App::of(measure);
-            let short = app.name().trim_start_matches("vs").trim_end_matches("-server").trim_end_matches('d');
+            let short = match app {
+                App::Postgres => "pgbench",
+                App::Socat => "echo",
+                _ => app.name().trim_start_matches("vs").trim_end_matches("-server").trim_end_matches('d'),
+            };
             assert!(measure.name().starts_with(short), "{} is measured by {}", app.name(), measure.name());
         }
     }
