@@ -72,6 +72,8 @@ enum Command {
     /// hands objects over to the other nodes, if there are any, and says what is lost; a second Ctrl-C ends at once. The node
     /// that is started without --join is the coordinator: the others live as long as it does. Beyond this host it listens
     /// only with --key, or with --insecure.
+    ///
+    /// Each client on this host takes five descriptors of the node; their limit is raised as far as it may be (ulimit -Hn).
     Up(up::UpArgs),
     /// Put, get and list objects in the memory that nodes donate with `highwire up`
     ///
@@ -151,8 +153,12 @@ struct OutsiderArgs {
 }
 
 fn main() -> ExitCode {
-    // A wrong command line ends here, with code 2.
-    let Cli { command } = Cli::parse();
+    let Cli { command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // A wrong command line ends here, with code 2.
+        Err(refused) if refused.use_stderr() => refused.exit(),
+        Err(asked) => return exit(asked.print().and_then(|()| io::stdout().flush()).map_err(Into::into)),
+    };
     let Some(command) = command else {
         return exit(print(&Cli::command().render_help().to_string()));
     };
@@ -202,7 +208,7 @@ fn exit(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     // Nothing more can be done if this cannot be written either.
-    let _ = writeln!(io::stderr(), "highwire: {error:#}");
+    let _ = writeln!(io::stderr(), "highwire: {}", chain(&error));
     if error.is::<mem::NotThere>() {
         return ExitCode::from(EXIT_NOT_THERE);
     }
@@ -210,6 +216,21 @@ fn exit(result: anyhow::Result<()>) -> ExitCode {
         Some(BenchError::StateNeverSeen { .. }) => ExitCode::from(EXIT_NO_STATE),
         _ => ExitCode::FAILURE,
     }
+}
+
+/// The error and its causes, each once: errors of the library say their cause, and have it as their source for programs.
+pub(crate) fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.contains(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    text
 }
 
 const EXIT_NO_STATE: u8 = 3;
@@ -233,5 +254,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_cause_that_an_error_says_itself_is_not_said_again() {
+        let full = || io::Error::from_raw_os_error(24);
+        let listen = highwire::ListenError::Io { path: "/run/x".into(), source: full() };
+        let said = chain(&anyhow::Error::from(listen).context("the node"));
+        assert_eq!(said, "the node: cannot listen at \"/run/x\": Too many open files (os error 24)");
+        let said = chain(&anyhow::Error::from(full()).context("one").context("two"));
+        assert_eq!(said, "two: one: Too many open files (os error 24)");
     }
 }

@@ -196,7 +196,7 @@ fn round_trip(nic: &Nic, vi: &mut Vi, number: u64, bytes: usize, timeout: Durati
 
 fn name(peer: PeerId) -> String {
     match peer {
-        PeerId::Process(process) => format!("process {} of user {}", process.pid, process.uid),
+        PeerId::Process(process) => process.to_string(),
         PeerId::Host(address) => address.to_string(),
     }
 }

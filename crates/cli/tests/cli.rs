@@ -285,9 +285,51 @@ fn a_reader_that_has_read_enough_is_not_a_failure() {
 
 #[test]
 fn output_that_cannot_be_written_is_a_failure() {
-    let full = File::options().write(true).open("/dev/full").unwrap();
-    let failed = Place::new().highwire(&[]).stdout(full).output().unwrap().assert().code(1);
-    assert!(stderr(&failed).contains("No space left"), "{}", stderr(&failed));
+    let place = Place::new();
+    let commands: &[&[&str]] = &[
+        &[],
+        &["--help"],
+        &["-h"],
+        &["--version"],
+        &["help", "up"],
+        &["mem", "--help"],
+        &["bench", "latency", "--help"],
+        &["simulate", "--seed", "1"],
+    ];
+    for arguments in commands {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let failed = place.highwire(arguments).stdout(full).output().unwrap().assert().code(1);
+        assert!(stderr(&failed).contains("No space left"), "{arguments:?}: {}", stderr(&failed));
+    }
+}
+
+#[test]
+fn an_error_says_its_cause_once_and_what_to_do() {
+    let place = Place::new();
+    let _echo = Echo::start(&mut place.echo("shm:echo", &[]));
+    let mut failures = 0;
+    // From those with which the command has just begun, to more than it needs.
+    for limit in 5..24 {
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            &format!("ulimit -n {limit}; exec \"$@\""),
+            "sh",
+            BINARY,
+            "ping",
+            "shm:echo",
+            "--count",
+            "1",
+        ]);
+        let ended = command.env("HIGHWIRE_RUNTIME_DIR", place.path().join("run")).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(said.matches("Too many open files").count() <= 1, "with {limit} descriptors: {said}");
+        if !ended.status.success() {
+            assert!(said.contains("ulimit -n"), "with {limit} descriptors: {said}");
+            failures += 1;
+        }
+    }
+    assert!((5..18).contains(&failures), "{failures} of 19 limits were too low");
 }
 
 #[test]

@@ -236,34 +236,140 @@ fn every_promise_names_tests_that_exist() {
 
 #[test]
 fn unsafe_code_is_forbidden_everywhere_but_where_it_is_said_to_be() {
-    let link = root().join("crates/link/src");
-    assert!(std::fs::read_to_string(link.join("lib.rs")).unwrap().contains("\n#![deny(unsafe_code)]\n"));
-    let sources = ["", "udp"].map(|folder| std::fs::read_dir(link.join(folder)).unwrap());
-    for path in sources.into_iter().flatten().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
-        let source = std::fs::read_to_string(&path).unwrap();
-        let unsafe_here =
-            ["unsafe {", "allow(unsafe_code", "expect(unsafe_code"].iter().any(|mark| source.contains(mark));
-        let allowed = path.ends_with("udp/sys.rs") || path.ends_with("udp.rs");
-        assert!(!unsafe_here || allowed, "{path:?} has unsafe code");
-    }
-    let netmem = root().join("crates/netmem/src");
-    assert!(std::fs::read_to_string(netmem.join("lib.rs")).unwrap().contains("\n#![deny(unsafe_code)]\n"));
-    let sources = ["", "client", "donation", "node", "paging"];
-    let sources = sources.map(|folder| std::fs::read_dir(netmem.join(folder)).unwrap());
-    for path in sources.into_iter().flatten().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
-        let unsafe_here = std::fs::read_to_string(&path).unwrap().contains("unsafe {");
-        let allowed = path.ends_with("paging/sys.rs") || path.ends_with("paging/fault.rs");
-        assert!(!unsafe_here || allowed, "{path:?} has unsafe code");
+    // Files with unsafe code, and those that say that these may have it.
+    let places: [(&str, &[&str], &[&str]); 2] =
+        [("link", &["udp/sys.rs"], &["udp.rs"]), ("netmem", &["paging/sys.rs", "paging/fault.rs"], &["paging.rs"])];
+    for (name, unsafe_files, allowing_files) in places {
+        let folder = root().join("crates").join(name).join("src");
+        let main = std::fs::read_to_string(folder.join("lib.rs")).unwrap();
+        assert!(main.lines().any(|line| line == "#![deny(unsafe_code)]"), "{name} does not deny unsafe code");
+        for path in sources(&folder) {
+            let allowed = |files: &[&str]| files.iter().any(|file| path == folder.join(file));
+            for mark in unsafe_marks(&std::fs::read_to_string(&path).unwrap()) {
+                // Tests beside the code may have some of their own.
+                let for_tests = path.ends_with("tests.rs") || path.ends_with("tests/mod.rs");
+                let is_allowance = mark.starts_with("unsafe_code");
+                let good = for_tests || allowed(if is_allowance { allowing_files } else { unsafe_files });
+                assert!(good, "{path:?} has unsafe code: {mark}");
+            }
+        }
     }
     let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let allowed = |path: &PathBuf| ["mem", "link", "preload", "netmem"].iter().any(|name| path.ends_with(name));
     for path in crates.filter(|path| !allowed(path)) {
         let roots = ["src/lib.rs", "src/main.rs"].map(|name| path.join(name));
-        let sources: Vec<String> = roots.iter().filter_map(|root| std::fs::read_to_string(root).ok()).collect();
-        assert!(!sources.is_empty(), "{path:?} has neither lib.rs nor main.rs");
-        let forbidden = sources.iter().all(|source| source.lines().any(|line| line == "#![forbid(unsafe_code)]"));
+        let mains: Vec<String> = roots.iter().filter_map(|root| std::fs::read_to_string(root).ok()).collect();
+        assert!(!mains.is_empty(), "{path:?} has neither lib.rs nor main.rs");
+        let forbidden = mains.iter().all(|main| main.lines().any(|line| line == "#![forbid(unsafe_code)]"));
         assert!(forbidden, "{path:?} does not forbid unsafe code");
+        for source in sources(&path.join("src")) {
+            let marks = unsafe_marks(&std::fs::read_to_string(&source).unwrap());
+            assert!(marks.is_empty(), "{source:?} has unsafe code: {marks:?}");
+        }
     }
+}
+
+#[test]
+fn unsafe_code_is_found_however_it_is_written() {
+    let found = [
+        "unsafe { f() }",
+        "unsafe{f()}",
+        "let x = unsafe\n{ f() };",
+        "unsafe fn f() {}",
+        "pub unsafe extern \"C\" fn f() {}",
+        "unsafe impl Send for T {}",
+        "unsafe trait T {}",
+        "unsafe extern \"C\" { fn f(); }",
+        "#[unsafe(no_mangle)] fn f() {}",
+        "#[allow(unsafe_code)]",
+        "#![allow(unsafe_code)]",
+        "#[expect(unsafe_code, reason = \"why\")]",
+        "#[allow(dead_code, unsafe_code)]",
+        "#[warn(unsafe_code)]",
+        "#[cfg_attr(test, allow(unsafe_code))]",
+        "/* of old */ unsafe fn f() {}",
+        "let text = \"//\"; unsafe { f() }",
+        "let quote = '\"'; unsafe { f() }",
+    ];
+    for source in found {
+        assert!(!unsafe_marks(source).is_empty(), "nothing found in {source}");
+    }
+    let harmless = [
+        "#![forbid(unsafe_code)]",
+        "#![deny(unsafe_code)]",
+        "#![deny(missing_docs, unsafe_op_in_unsafe_fn)]",
+        "// unsafe { f() }",
+        "/// unsafe fn f() {}",
+        "/* unsafe impl */",
+        "let text = \"unsafe { f() }\";",
+        "let not_unsafe = unsafe_marks(source);",
+    ];
+    for source in harmless {
+        assert_eq!(unsafe_marks(source), Vec::<String>::new(), "found in {source}");
+    }
+}
+
+/// Where unsafe code is written in a source, or a lint against it is relaxed: each place with what follows it.
+fn unsafe_marks(source: &str) -> Vec<String> {
+    let code = without_comments_and_text(source);
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut marks = Vec::new();
+    for (at, _) in code.match_indices("unsafe") {
+        let rest = &code[at..];
+        let word = &rest[..rest.find(|c| !is_word(c)).unwrap_or(rest.len())];
+        if code[..at].chars().next_back().is_some_and(is_word) {
+            continue;
+        }
+        let strict = || {
+            let before = &code[..at];
+            let attribute = &before[before.rfind("#").unwrap_or(0)..];
+            let list = attribute.rfind(['(', ')']).map_or("", |end| attribute[..end].trim_end());
+            list.ends_with("forbid") || list.ends_with("deny")
+        };
+        if word == "unsafe" || word == "unsafe_code" && !strict() {
+            marks.push(rest.split_whitespace().take(4).collect::<Vec<_>>().join(" "));
+        }
+    }
+    marks
+}
+
+/// A source of Rust without what is in comments and between quotes.
+fn without_comments_and_text(source: &str) -> String {
+    let (mut code, mut rest) = (String::new(), source);
+    while let Some(first) = rest.chars().next() {
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if first == '"' {
+            let mut escaped = false;
+            let end = rest[1..].find(|c| {
+                let ends = c == '"' && !escaped;
+                escaped = c == '\\' && !escaped;
+                ends
+            });
+            end.map_or(rest.len(), |end| end + 2)
+        } else if rest.starts_with("'\"'") {
+            3
+        } else if rest.starts_with("'\\\"'") {
+            4
+        } else {
+            code.push(first);
+            rest = &rest[first.len_utf8()..];
+            continue;
+        };
+        code.push(' ');
+        rest = &rest[skipped..];
+    }
+    code
+}
+
+/// All sources of Rust in a folder and those in it.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let here = files.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    here.chain(folders.iter().flat_map(|folder| sources(folder))).collect()
 }
 
 fn root() -> PathBuf {
