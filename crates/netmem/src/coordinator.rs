@@ -102,6 +102,8 @@ pub enum CoordinatorRequest {
         room: u32,
         /// Buckets that it leads and that should be elsewhere, for want of room.
         short: Vec<Shortage>,
+        /// Buckets that it leads, and followers that had no room for all that is in them.
+        crowded: Vec<(u16, Incarnation)>,
     },
     /// A client wants the map.
     Map {
@@ -247,9 +249,10 @@ impl Coordinator {
         self.handle_timeout(now);
         match request {
             CoordinatorRequest::Join { node, address, nonce, known } => self.join(now, node, address, nonce, known),
-            CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short } => {
+            CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short, crowded } => {
                 // Of a node with an old map it is not known whether it would still be stuck.
                 if epoch == self.map.epoch {
+                    crowded.iter().for_each(|(bucket, at)| self.keep(incarnation, *bucket, *at));
                     self.unblock(incarnation, &stuck);
                 }
                 self.renew(now, Renewal { incarnation, epoch, settled, leaving, room, short: &short })
@@ -487,6 +490,19 @@ impl Coordinator {
         if changed {
             self.map.epoch = next;
         }
+    }
+
+    /// A follower had no room for all that is in a bucket: it does not lead it next, and what is there stays where it is.
+    fn keep(&mut self, leader: Incarnation, number: u16, crowded: Incarnation) {
+        let Some(bucket) = self.map.buckets.get(usize::from(number)) else { return };
+        let leads = bucket.owners.first().is_some_and(|owner| owner.incarnation == leader);
+        let follows = bucket.owners.iter().skip(1).any(|owner| owner.incarnation == crowded);
+        let kept = self.placements.get(&number).is_some_and(|placement| placement.nodes.first() == Some(&leader));
+        if !leads || !follows || kept {
+            return;
+        }
+        let pages = self.placements.get(&number).map_or(0, |placement| placement.pages);
+        self.placements.insert(number, Placement { nodes: vec![leader], pages });
     }
 
     /// All followers have everything: their leaders said so.

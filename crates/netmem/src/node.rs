@@ -256,7 +256,8 @@ impl Node {
                     self.reported = epoch;
                 }
                 let (stuck, room, short) = (self.stuck(now), self.store.room(), self.shortages(now));
-                CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short }
+                let crowded = self.crowded();
+                CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short, crowded }
             }
             (Standing::Left, _) => return,
             _ => CoordinatorRequest::Join {

@@ -20,8 +20,8 @@ fn join(coordinator: &mut Coordinator, now: u64, node: u64) -> Incarnation {
 }
 
 fn renewal(incarnation: Incarnation, epoch: Epoch, settled: bool, leaving: bool) -> CoordinatorRequest {
-    let (stuck, short) = (Vec::new(), Vec::new());
-    CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room: 0, short }
+    let (stuck, short, crowded) = (Vec::new(), Vec::new(), Vec::new());
+    CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room: 0, short, crowded }
 }
 
 fn renew(coordinator: &mut Coordinator, now: u64, incarnation: Incarnation, settled: bool) -> CoordinatorAnswer {
@@ -300,8 +300,8 @@ fn a_bucket_without_room_goes_to_the_node_that_has_the_most_and_on_when_that_lea
         }
         let report = |coordinator: &mut Coordinator, at: usize, room, leaving, short| {
             let (incarnation, epoch, stuck) = (nodes[at], coordinator.map().epoch, Vec::new());
-            let settled = true;
-            let renew = CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short };
+            let (settled, crowded) = (true, Vec::new());
+            let renew = CoordinatorRequest::Renew { incarnation, epoch, settled, leaving, stuck, room, short, crowded };
             coordinator.handle(0, renew)
         };
         let rooms = [0, 50, 100, 70];
@@ -384,6 +384,7 @@ fn a_follower_that_does_not_answer_begins_again_and_a_successor_that_does_not_is
             stuck,
             room: 0,
             short: Vec::new(),
+            crowded: Vec::new(),
         };
         coordinator.handle(0, renew);
     };

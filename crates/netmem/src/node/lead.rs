@@ -137,6 +137,8 @@ pub(crate) struct Stream {
     pub(crate) made: Option<Version>,
     /// The request that asked it last.
     pub(crate) ticket: Option<u64>,
+    /// Whether the follower lacks content for which it had no room.
+    pub(crate) crowded: bool,
 }
 
 impl Stream {
@@ -150,6 +152,7 @@ impl Stream {
             asked: 0,
             made: None,
             ticket: None,
+            crowded: false,
         }
     }
 }
@@ -177,7 +180,8 @@ pub(crate) enum Pending {
 pub(crate) struct Round {
     pub(crate) op: Op,
     pub(crate) version: Version,
-    /// The follower that makes the promised second copy; it is asked before all others, since it may have no room.
+    /// The follower that makes the promised second copy, or leads next; it is asked before all others, since it may have no
+    /// room.
     pub(crate) first: Option<Incarnation>,
     pub(crate) asked_rest: bool,
     pub(crate) rest: Vec<Incarnation>,

@@ -191,8 +191,7 @@ impl Node {
         }
         leading.lead.count += 1;
         let version = Version { led_since: leading.lead.since, count: leading.lead.count };
-        let copies = self.map.as_ref().map_or(1, |map| map.copies);
-        let full = |stream: &&Stream| copies > 1 && matches!(stream.stage, Stage::Full);
+        let full = |stream: &&Stream| matches!(stream.stage, Stage::Full);
         let first = leading.lead.streams.iter().find(full).map(|stream| stream.to);
         leading.lead.round = Some(Round { op, version, first, asked_rest: false, rest: Vec::new() });
         if let Some(first) = first {
@@ -356,6 +355,13 @@ impl Node {
         let Some(stream) = lead.streams.iter_mut().find(|stream| stream.ticket == Some(ticket)) else { return };
         stream.ticket = None;
         let Some(pending) = stream.pending.take() else { return };
+        if answer == PeerAnswer::Dropped {
+            if !std::mem::replace(&mut stream.crowded, true) {
+                // The coordinator is not to have the follower lead.
+                self.ask_at = self.ask_at.min(now);
+            }
+            self.unplaced += u64::from(self.leaving && matches!(pending, Pending::Name(_)));
+        }
         match (pending, answer) {
             (Pending::Begin, PeerAnswer::Begun { last }) => {
                 stream.stage = match stream.stage {
@@ -389,7 +395,6 @@ impl Node {
                     round.rest.retain(|to| *to != stream.to);
                 }
             }
-            (Pending::Name(_), PeerAnswer::Dropped) if self.leaving => self.unplaced += 1,
             (Pending::Begin | Pending::Name(_), _) => {}
         }
     }
@@ -430,6 +435,17 @@ impl Node {
         });
         let all = yields.chain(silent.flatten());
         all.filter(|(_, _, since)| long(*since)).map(|(bucket, to, _)| (bucket, to)).collect()
+    }
+
+    /// Followers of buckets that this node leads, which had no room for all that is there.
+    pub(super) fn crowded(&self) -> Vec<(u16, Incarnation)> {
+        let followers = self.places.iter().zip(0u16..).filter_map(|(place, bucket)| match place {
+            Some(Place { part: Part::Lead(lead), .. }) => {
+                Some(lead.streams.iter().filter(|stream| stream.crowded).map(move |stream| (bucket, stream.to)))
+            }
+            _ => None,
+        });
+        followers.flatten().collect()
     }
 
     /// Under a new map: says where it has stopped, and asks everything again that is under way.
