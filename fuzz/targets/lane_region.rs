@@ -129,8 +129,8 @@ fuzz_target!(|input: Input| {
         memory.store64(flow.control() + WORD_AT, u64::from(input.count));
         memory.store64(flow.control() + PROGRESS_AT, u64::from(input.count) << 32);
         memory.store64(flow.control() + KNOWN_AT, u64::from(input.count) << 32);
-        flow.out().adopt_tcp(input.before.into());
-        flow.incoming().adopt_tcp(input.before.into());
+        assert!(flow.out().adopt_tcp(0, input.before.into()));
+        assert!(flow.incoming().adopt_tcp(0, input.before.into()));
         flow
     });
     for (second, step) in &input.steps {

@@ -14,6 +14,7 @@ use rustix::net::{
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// A lane for an end of a connection.
 #[derive(Debug)]
@@ -84,21 +85,32 @@ pub enum Patience {
 
 impl Patience {
     /// How long that is.
-    pub fn milliseconds(self) -> i64 {
+    pub fn time(self) -> Duration {
         match self {
-            Patience::Little => 5,
-            Patience::Much => 1_000,
+            Patience::Little => Duration::from_millis(5),
+            Patience::Much => Duration::from_secs(1),
         }
     }
 }
 
 /// Asks the registry of root, or else of this user, for a lane for `socket`. Takes well under a millisecond.
 pub fn claim(socket: BorrowedFd<'_>, patience: Patience) -> Result<Answer, Errno> {
-    claim_from(&connect(rustix::process::geteuid().as_raw())?, socket, patience)
+    let until = Instant::now() + patience.time();
+    let user = rustix::process::geteuid().as_raw();
+    loop {
+        let answer = connect(user).and_then(|registry| claim_from(&registry, socket, until));
+        match answer {
+            // More programs ask at once than may wait in its queue.
+            Err(Errno::AGAIN) if patience == Patience::Much && Instant::now() < until => {
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// Asks a registry that is connected to.
-pub(crate) fn claim_from(registry: &OwnedFd, socket: BorrowedFd<'_>, patience: Patience) -> Result<Answer, Errno> {
+pub(crate) fn claim_from(registry: &OwnedFd, socket: BorrowedFd<'_>, until: Instant) -> Result<Answer, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let proof = [socket];
@@ -106,7 +118,7 @@ pub(crate) fn claim_from(registry: &OwnedFd, socket: BorrowedFd<'_>, patience: P
     let request = Request { process: rustix::process::getpid().as_raw_nonzero().get().cast_unsigned() }.encode();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     rustix::net::sendmsg(registry, &[IoSlice::new(&request)], &mut ancillary, flags)?;
-    wait_for_answer(registry.as_fd(), patience)?;
+    wait_for_answer(registry.as_fd(), until)?;
     let mut reply = [0; MESSAGE_BYTES];
     let (bytes, memory) = receive(registry.as_fd(), &mut reply)?;
     decode_answer(&reply[..bytes], memory).ok_or(Errno::BADMSG)
@@ -159,14 +171,19 @@ pub(crate) fn address(user: u32) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(&name)
 }
 
-fn wait_for_answer(registry: BorrowedFd<'_>, patience: Patience) -> Result<(), Errno> {
+fn wait_for_answer(registry: BorrowedFd<'_>, until: Instant) -> Result<(), Errno> {
     let mut wanted = [rustix::event::PollFd::from_borrowed_fd(registry, rustix::event::PollFlags::IN)];
-    let (seconds, milliseconds) = (patience.milliseconds() / 1_000, patience.milliseconds() % 1_000);
-    let limit = rustix::event::Timespec { tv_sec: seconds, tv_nsec: milliseconds * 1_000_000 };
-    match rustix::event::poll(&mut wanted, Some(&limit)) {
-        Ok(0) => Err(Errno::TIMEDOUT),
-        Ok(_) => Ok(()),
-        Err(error) => Err(error),
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let limit =
+            rustix::event::Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match rustix::event::poll(&mut wanted, Some(&limit)) {
+            Ok(0) => return Err(Errno::TIMEDOUT),
+            Ok(_) => return Ok(()),
+            // The program's signals are no answer.
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
     }
 }
 
@@ -206,6 +223,8 @@ impl Silence {
     }
 }
 
+/// Between attempts to reach a registry that is busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const SILENCE_LEAST_MS: u64 = 200;
 const SILENCE_MOST_MS: u64 = 60_000;
 
@@ -396,7 +415,10 @@ mod tests {
         let least = (0..10)
             .map(|_| {
                 let (registry, began) = (connect_at(&name).unwrap(), std::time::Instant::now());
-                assert!(matches!(claim_from(&registry, hanging.as_fd(), Patience::Little), Err(Errno::TIMEDOUT)));
+                assert!(matches!(
+                    claim_from(&registry, hanging.as_fd(), Instant::now() + Patience::Little.time()),
+                    Err(Errno::TIMEDOUT)
+                ));
                 drop((registry, rustix::net::accept(&hanging).unwrap()));
                 began.elapsed()
             })

@@ -242,9 +242,14 @@ impl<'m> Incoming<'m> {
         self.memory().add64(self.at(TCP_READ_AT), bytes);
     }
 
-    /// Says how many bytes the kernel counts as taken from TCP.
-    pub fn adopt_tcp(self, bytes: u64) {
-        self.memory().store64(self.at(TCP_READ_AT), bytes);
+    /// Bytes taken from TCP so far.
+    pub fn tcp_read(self) -> u64 {
+        self.memory().load64(self.at(TCP_READ_AT))
+    }
+
+    /// Says how many bytes the kernel counts as taken from TCP, unless the count is no longer `known`.
+    pub fn adopt_tcp(self, known: u64, bytes: u64) -> bool {
+        self.memory().exchange64(self.at(TCP_READ_AT), known, bytes).is_ok()
     }
 
     /// Whether the writer said that it has closed or shut down.

@@ -152,10 +152,13 @@ impl<'m> Outgoing<'m> {
         self.memory().load64(self.at(TCP_WRITTEN_AT))
     }
 
-    /// Says how many bytes the kernel counts as given to TCP.
-    pub fn adopt_tcp(self, bytes: u64) {
-        self.memory().store64(self.at(TCP_WRITTEN_AT), bytes);
-        self.memory().store64(self.at(TCP_HINT_AT), bytes);
+    /// Says how many bytes the kernel counts as given to TCP, unless the count is no longer `known`.
+    pub fn adopt_tcp(self, known: u64, bytes: u64) -> bool {
+        let adopted = self.memory().exchange64(self.at(TCP_WRITTEN_AT), known, bytes).is_ok();
+        if adopted {
+            self.memory().store64(self.at(TCP_HINT_AT), bytes);
+        }
+        adopted
     }
 
     /// A send by TCP begins: who looks asks the kernel, since its bytes may be there before they are counted.

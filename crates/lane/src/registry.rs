@@ -8,7 +8,8 @@ use crate::claim::{BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, R
 use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side, UNBORN};
 pub use highwire_mem::keep_descriptors_from_programs;
 use highwire_mem::{
-    Credentials, OwnMemory, OwnRegion, RegionError, SharedMemory, TcpCounts, TcpState, network_namespace, socket_names,
+    Credentials, OwnMemory, OwnRegion, RegionError, SharedMemory, TcpState, bound_device, network_namespace,
+    socket_names,
 };
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -80,11 +81,19 @@ struct Caller {
     user: u32,
 }
 
+/// A socket, as the kernel tells it from others.
+#[derive(Clone, Copy, Debug)]
+struct Socket {
+    /// The kernel's number of it, which is never used again.
+    cookie: u64,
+    /// The device that it is bound to; zero for none.
+    device: u32,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     caller: Caller,
-    /// The kernel's number of the socket, which is never used again.
-    cookie: u64,
+    socket: Socket,
     place: Option<Place>,
     asked: Instant,
 }
@@ -282,39 +291,40 @@ impl Registry {
             }
             _ => return Reply::Refused(Refusal::OtherNamespace),
         };
-        let Some((end, cookie)) = self.identify(proof.as_fd()) else { return Reply::Refused(Refusal::NotConnected) };
+        let Some((end, socket)) = self.identify(proof.as_fd()) else { return Reply::Refused(Refusal::NotConnected) };
         // The program may close its descriptor any moment, and this copy must not keep the connection open.
         drop(proof);
-        self.claim(end, cookie, caller, now)
+        self.claim(end, socket, caller, now)
     }
 
-    /// The names of a connection, and the socket's own number. A new claim is for a connection that is open both ways. A
+    /// The names of a connection, and its socket. A new claim is for a connection that is open both ways. A
     /// socket that has a lane is known by its number in every state: a program may come to it after a FIN or a reset, when
     /// the kernel may no longer know its peer, and what lies in the lane is the program's to read.
-    fn identify(&self, socket: BorrowedFd<'_>) -> Option<(End, u64)> {
+    fn identify(&self, socket: BorrowedFd<'_>) -> Option<(End, Socket)> {
         use rustix::net::sockopt;
         if sockopt::socket_type(socket).ok()? != SocketType::STREAM {
             return None;
         }
-        let state = TcpCounts::of(socket).ok()?.state;
+        let state = TcpState::of(socket).ok()?;
         let cookie = sockopt::socket_cookie(socket).ok()?;
         let namespace = network_namespace(socket).ok()?;
         if state != TcpState::Established {
             let known = |(end, claim): &(&End, &Claim)| {
-                claim.cookie == cookie && end.namespace == namespace && claim.place.is_some()
+                claim.socket.cookie == cookie && end.namespace == namespace && claim.place.is_some()
             };
-            return self.claims.iter().find(known).map(|(end, _)| (*end, cookie));
+            return self.claims.iter().find(known).map(|(end, claim)| (*end, claim.socket));
         }
         let [local, remote] = socket_names(socket).map(|name| name.map(plain));
         let end = End { namespace, local: local?, remote: remote? };
         // One that is connected to itself has no other end.
-        (end.local != end.remote).then_some((end, cookie))
+        let device = bound_device(socket).ok()?;
+        (end.local != end.remote).then_some((end, Socket { cookie, device }))
     }
 
-    fn claim(&mut self, end: End, cookie: u64, caller: Caller, now: Instant) -> Reply {
+    fn claim(&mut self, end: End, socket: Socket, caller: Caller, now: Instant) -> Reply {
         let mut place = None;
         if let Some(claim) = self.claims.get_mut(&end) {
-            if claim.cookie == cookie {
+            if claim.socket.cookie == socket.cookie {
                 claim.asked = now;
                 claim.caller = caller;
                 place = claim.place;
@@ -326,7 +336,7 @@ impl Registry {
             if self.claims.len() >= CLAIMS_MAX {
                 return Reply::Refused(Refusal::Exhausted);
             }
-            self.claims.insert(end, Claim { caller, cookie, place: None, asked: now });
+            self.claims.insert(end, Claim { caller, socket, place: None, asked: now });
             match self.pair(end, caller) {
                 Ok(found) => place = found,
                 Err(refusal) => return Reply::Refused(refusal),
@@ -355,7 +365,7 @@ impl Registry {
         // would have a lane that its real other end never comes to.
         if other.place.is_some()
             || !is_alive(other.caller.process)
-            || self.is_held(mirrored, other.cookie) == Some(false)
+            || self.is_held(mirrored, other.socket) == Some(false)
         {
             self.claims.remove(&mirrored);
             self.leave(other.place);
@@ -375,9 +385,9 @@ impl Registry {
     }
 
     /// Whether a descriptor of this socket is open anywhere, as the kernel says. Of other network namespaces it says nothing.
-    fn is_held(&self, end: End, cookie: u64) -> Option<bool> {
+    fn is_held(&self, end: End, socket: Socket) -> Option<bool> {
         let here = self.namespace == Some(end.namespace);
-        here.then(|| held::is_held(end.local, end.remote, cookie).ok()).flatten()
+        here.then(|| held::is_held(end.local, end.remote, socket.cookie, socket.device).ok()).flatten()
     }
 
     fn leave(&mut self, place: Option<Place>) {
@@ -468,8 +478,9 @@ impl Registry {
         // One that has not come, and whose other end is gone, will not come any more.
         let late = lane.state(side) == EndState::Empty && lane.state(side.other()) == EndState::Gone;
         let Some(claim) = self.claims.get(&end).filter(|_| !late) else { return false };
-        // A descriptor may be with a process that is not known here, or in a message on its way to one.
-        is_alive(claim.caller.process) || self.is_held(end, claim.cookie) == Some(true)
+        // A descriptor may be with a process that is not known here, or in a message on its way to one; and the process that
+        // claimed it may have closed it without a word, while a child could have had it.
+        self.is_held(end, claim.socket).unwrap_or_else(|| is_alive(claim.caller.process))
     }
 
     /// Lanes whose ends are both gone.

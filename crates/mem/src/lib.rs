@@ -99,7 +99,7 @@ pub use {
         KernelTooOld, Sleep, SleepOutcome, at_exit, cpus_allowed, current_cpu, heavy_barrier, heavy_barrier_available,
         keep_descriptors_from_programs, kernel_check, light_barrier, pause, run_like_anybody,
     },
-    tcp::{TcpCounts, TcpState, network_namespace, socket_names},
+    tcp::{TcpCounts, TcpState, bound_device, network_namespace, socket_names},
     watcher::{Watch, WatchKey, Watcher},
     words::Words,
     writers::has_writers,

@@ -28,6 +28,13 @@ pub struct TcpCounts {
     pub read: u64,
 }
 
+impl TcpState {
+    /// Asks the kernel.
+    pub fn of(socket: BorrowedFd<'_>) -> Result<TcpState, Errno> {
+        Ok(Info::of(socket)?.state().0)
+    }
+}
+
 impl TcpCounts {
     /// Asks the kernel. The counts are exact if nobody reads or writes meanwhile; what arrives meanwhile does no harm.
     pub fn of(socket: BorrowedFd<'_>) -> Result<TcpCounts, Errno> {
@@ -40,12 +47,7 @@ impl TcpCounts {
             if (before.received, before.acknowledged) != (after.received, after.acknowledged) {
                 continue;
             }
-            let (state, fin_received) = match after.state {
-                ESTABLISHED => (TcpState::Established, 0),
-                FIN_WAIT_1 | FIN_WAIT_2 => (TcpState::Closing, 0),
-                CLOSE_WAIT | LAST_ACK | CLOSING => (TcpState::Closing, 1),
-                _ => (TcpState::Closed, 0),
-            };
+            let (state, fin_received) = after.state();
             let written = after.sent.wrapping_sub(after.repeated).wrapping_add(after.unsent);
             // The same by another count, in which the SYN of the end that connected is one.
             let beside = (after.acknowledged + unacknowledged).wrapping_sub(written);
@@ -65,6 +67,14 @@ pub fn network_namespace(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     let mut bytes = [0u8; 8];
     option(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Number of the device that a socket is bound to, as those with link-local addresses are; zero for none.
+pub fn bound_device(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    const SO_BINDTOIFINDEX: i32 = 62;
+    let mut bytes = [0u8; 4];
+    option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, &mut bytes)?;
+    Ok(u32::from_ne_bytes(bytes))
 }
 
 /// Addresses of a socket, its own and its peer's, as far as it has any.
@@ -90,6 +100,16 @@ struct Info {
 }
 
 impl Info {
+    /// How far the connection is, and how many FINs are among the bytes that were received.
+    fn state(&self) -> (TcpState, u64) {
+        match self.state {
+            ESTABLISHED => (TcpState::Established, 0),
+            FIN_WAIT_1 | FIN_WAIT_2 => (TcpState::Closing, 0),
+            CLOSE_WAIT | LAST_ACK | CLOSING => (TcpState::Closing, 1),
+            _ => (TcpState::Closed, 0),
+        }
+    }
+
     fn of(socket: BorrowedFd<'_>) -> Result<Info, Errno> {
         /// Through `tcpi_bytes_retrans`, of Linux 4.19.
         const BYTES: usize = 216;

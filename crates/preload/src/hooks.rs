@@ -50,7 +50,8 @@ mod exported {
         __read_chk => hooked___read_chk, __recv_chk => hooked___recv_chk, __recvfrom_chk => hooked___recvfrom_chk,
         __poll_chk => hooked___poll_chk, __ppoll_chk => hooked___ppoll_chk,
         fork => hooked_fork, _Fork => hooked__Fork, clone => hooked_clone,
-        execve => hooked_execve, execv => hooked_execv, execvp => hooked_execvp, execvpe => hooked_execvpe,
+        execveat => hooked_execveat, system => hooked_system, popen => hooked_popen,
+        pidfd_getfd => hooked_pidfd_getfd, execve => hooked_execve, execv => hooked_execv, execvp => hooked_execvp, execvpe => hooked_execvpe,
         fexecve => hooked_fexecve, execl => hooked_execl, execlp => hooked_execlp, execle => hooked_execle,
         posix_spawn => hooked_posix_spawn, posix_spawnp => hooked_posix_spawnp,
         posix_spawn_file_actions_adddup2 => hooked_posix_spawn_file_actions_adddup2,
@@ -65,6 +66,7 @@ mod exported {
 
 unsafe extern "C" {
     fn begin();
+    fn hw_replace_input() -> c_int;
 }
 
 /// Constructors of libraries that the program needs may come before this library's own: then it runs now, as for every hook
@@ -138,6 +140,12 @@ extern "C" fn hw_begin() {
     }
     // A program that was started with a connection, as by inetd.
     (0..3).for_each(maybe_socket);
+    if let Some(slot) = slot_of(0) {
+        // SAFETY: the shim's; nothing has been read by stdio yet.
+        if unsafe { hw_replace_input() } != 0 {
+            slot.unset(flag::STDIO_READS);
+        }
+    }
     extern "C" fn end() {
         counters::hide();
     }
@@ -159,30 +167,49 @@ extern "C" fn hw_maybe_socket(fd: c_int) {
     maybe_socket(fd);
 }
 
-/// Finds out what an inherited or received descriptor is.
+/// Finds out what an inherited or received descriptor is. Bytes may lie in its lane, so no thread uses the connection before
+/// the registry was asked for it.
 fn maybe_socket(fd: c_int) {
     if process::is_sandboxed() || process::is_foreign() {
         return;
     }
     match raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) {
         Ok(libc::IPPROTO_TCP) => {
-            // Several descriptors of one connection, as a program has them that was started by inetd.
-            let cookie = raw::cookie(fd).unwrap_or(0);
-            if cookie != 0 && table::slot_of_cookie(cookie).is_some_and(|slot| table::add_to(slot, fd)) {
-                return;
-            }
-            let nonblocking = raw::file_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0);
-            table::add(fd, nonblocking);
-            let Some(slot) = slot_of(fd) else { return };
-            slot.cookie.store(cookie, Ordering::Relaxed);
-            if raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0) {
-                // Before anything is asked of it: readiness too may be the lane's.
-                pair::ask_at_once(slot, fd);
+            if process::begin_finding() {
+                if table::is_unknown(fd) {
+                    find_connection(fd);
+                }
+                process::end_finding();
             }
         }
         // Not open: it may become anything.
         Err(libc::EBADF) => {}
-        _ => table::forget(fd),
+        _ => table::ignore(fd),
+    }
+}
+
+fn find_connection(fd: c_int) {
+    // Several descriptors of one connection, as a program has them that was started by inetd.
+    let cookie = raw::cookie(fd).unwrap_or(0);
+    if cookie != 0 && table::slot_of_cookie(cookie).is_some_and(|slot| table::add_to(slot, fd)) {
+        return;
+    }
+    let nonblocking = raw::file_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0);
+    let Some(slot) = table::reserve(fd, nonblocking) else { return table::ignore(fd) };
+    slot.cookie.store(cookie, Ordering::Relaxed);
+    if raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0) {
+        // Before anything is asked of it: readiness too may be the lane's.
+        pair::ask_at_once(slot, fd);
+    }
+    table::publish_found(fd, slot);
+}
+
+/// A descriptor of another process has this number now.
+#[unsafe(no_mangle)]
+extern "C" fn hw_unknown(fd: c_int) {
+    process::notice_fork();
+    if !process::is_foreign() {
+        table::unknown(fd);
     }
 }
 
@@ -302,6 +329,7 @@ struct Inside {
     kind: u32,
     slot: u32,
     generation: u32,
+    counted: u32,
 }
 
 const RECEIVING: u32 = 1;
@@ -334,7 +362,7 @@ unsafe extern "C" fn hw_abandoned(inside: *const Inside) {
             }
             slot.leave_kernel();
         }
-        SENDING => send::abandoned(slot),
+        SENDING => send::abandoned(slot, inside.counted),
         _ => {}
     }
 }
@@ -348,7 +376,9 @@ extern "C" fn hw_epoll_made(set: c_int) {
 
 #[unsafe(no_mangle)]
 extern "C" fn hw_epoll_seen(set: c_int) {
-    epoll::see(set);
+    if !process::is_foreign() {
+        epoll::see(set);
+    }
 }
 
 #[unsafe(no_mangle)]

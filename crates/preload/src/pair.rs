@@ -117,7 +117,7 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
     }
     // Who waits asks again when the registry says that something has changed.
     let board = slot.board.load(Ordering::Relaxed);
-    if board != 0 && board_word(board >> 48) == Some(board & BOARD_MASK) {
+    if board == BOARD_REFUSED || board != 0 && board_word(board >> 48) == Some(board & BOARD_MASK) {
         return;
     }
     let asked = slot.asked_at_calls.load(Ordering::Relaxed);
@@ -148,7 +148,7 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
 /// One thread asks at a time. Bytes that lie in a lane come before those of TCP: where there may be some, a thread waits for
 /// its turn.
 fn begin_asking(patience: Patience) -> bool {
-    let until = milliseconds() + patience.milliseconds().cast_unsigned();
+    let until = milliseconds() + patience.time().as_millis() as u64;
     loop {
         if !ASKING.swap(true, Ordering::Acquire) {
             return true;

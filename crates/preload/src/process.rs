@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 static SANDBOXED: AtomicBool = AtomicBool::new(false);
 static RING: AtomicBool = AtomicBool::new(false);
+/// The thread that finds out what a descriptor is; zero for none.
+static FINDER: AtomicU32 = AtomicU32::new(0);
 /// Spawns and vforks under way, in the lower half: their children run in this memory, with descriptors of their own, and are
 /// not among the holders of what they inherit yet. In the upper half, children that stay in this memory for good.
 #[unsafe(no_mangle)]
@@ -57,6 +59,29 @@ pub(crate) extern "C" fn enter_sandbox() {
     SANDBOXED.store(true, Ordering::Relaxed);
     // What is in the lanes is still read first; everything else is the program's own calls.
     table::slots().for_each(|slot| slot.make_plain(Reason::Sandbox));
+}
+
+/// Only one thread at a time finds out what a descriptor is, since two would claim one lane; the others wait. False for a
+/// signal handler that interrupted that very thread: its calls are the kernel's.
+pub(crate) fn begin_finding() -> bool {
+    let thread = crate::spin::thread();
+    let mut free = 0;
+    loop {
+        match FINDER.compare_exchange(free, thread, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(owner) if owner == thread => return false,
+            // A thread that is gone keeps nobody waiting.
+            Err(owner) if owner != 0 && !raw::has_thread(number(), owner) => free = owner,
+            Err(_) => {
+                free = 0;
+                raw::nap(50_000);
+            }
+        }
+    }
+}
+
+pub(crate) fn end_finding() {
+    FINDER.store(0, Ordering::Release);
 }
 
 /// Whether the program uses io_uring, whose reads nobody sees.
@@ -113,6 +138,7 @@ fn become_child() {
     let process = Process::current().number();
     NUMBER.store(process, Ordering::Relaxed);
     hw_spawning.store(0, Ordering::Relaxed);
+    FINDER.store(0, Ordering::Relaxed);
     crate::spin::forget_thread();
     crate::wait::forget_sleeping();
     crate::pair::forget_asking();
@@ -139,6 +165,11 @@ fn become_child() {
 /// The tables are its parent's; its calls are the kernel's alone.
 #[unsafe(export_name = "hw_is_foreign")]
 pub(crate) extern "C" fn is_foreign() -> bool {
+    if hw_spawning.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    // A child that was forked behind our back has tables of its own.
+    notice_fork();
     hw_spawning.load(Ordering::Relaxed) != 0 && raw::process() != number()
 }
 
@@ -177,6 +208,15 @@ extern "C" fn after_spawn(child: i32) {
                 pass(slot, fd);
             }
         }
+    }
+    hw_spawning.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// The same for a child whose number is not told: it cannot be counted among the holders.
+#[unsafe(export_name = "hw_after_unknown_spawn")]
+extern "C" fn after_unknown_spawn() {
+    for (fd, slot) in table::descriptors().filter(|(fd, slot)| is_inherited(*fd, slot)) {
+        if slot.end().is_some() { pass(slot, fd) } else { share_uncounted(slot, table::MANY) }
     }
     hw_spawning.fetch_sub(1, Ordering::SeqCst);
 }
@@ -233,11 +273,20 @@ pub(crate) fn is_used_uncounted(slot: &Slot, fd: i32) -> bool {
     if !slot.has(flag::UNCOUNTED) {
         return false;
     }
+    let now = highwire_mem::ticks();
+    let asked = slot.shared_asked.load(Ordering::Relaxed);
+    if asked != 0 && now.wrapping_sub(asked) < crate::spin::millisecond() * UNCOUNTED_MS {
+        return true;
+    }
+    slot.shared_asked.store(now | 1, Ordering::Relaxed);
     let other = slot.other.load(Ordering::Relaxed);
     let used = is_sandboxed() || other == table::MANY || is_spawning() || raw::has_descriptor_of(other, fd);
     slot.put(flag::UNCOUNTED, used);
     used
 }
+
+/// How often another process's descriptors are looked through, in milliseconds.
+const UNCOUNTED_MS: u64 = 20;
 
 /// Another process gets a descriptor of the connection, and cannot be counted among its holders.
 pub(crate) fn pass(slot: &Slot, fd: i32) {
@@ -282,7 +331,14 @@ pub(crate) fn is_alone(slot: &Slot, fd: i32) -> bool {
         }
     }
     alone && !is_sandboxed() && holders.add(number()) && {
+        // Until the counts are taken over.
+        slot.set(flag::UNSURE);
         slot.unset(flag::SHARED);
+        if is_spawning() {
+            // A child that has just begun: `share` may have come before.
+            slot.set(flag::SHARED);
+            return false;
+        }
         if slot.quiet().is_some() && slot.poll_sleepers.load(Ordering::SeqCst) == 0 {
             end.incoming.forget_sleepers();
             end.outgoing.forget_sends();
@@ -301,34 +357,40 @@ pub(crate) fn adopt_counts(slot: &Slot, fd: i32) -> bool {
         return false;
     }
     slot.set(flag::ADOPTING);
+    // A thread that counts bytes meanwhile changes these.
+    let (written, read) = (end.outgoing.tcp_written(), end.incoming.tcp_read());
     let before = slot.quiet();
     // SAFETY: the program's descriptor, which it is in the middle of using.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let counts = if is_sandboxed() { None } else { TcpCounts::of(socket).ok() };
     let quiet = before.is_some() && slot.quiet() == before;
-    match counts {
-        Some(counts) if counts.state == TcpState::Established && quiet => {
-            end.outgoing.adopt_tcp(counts.written);
-            end.incoming.adopt_tcp(counts.read);
-            slot.unset(flag::UNSURE | flag::ADOPTING);
-            true
-        }
-        Some(counts) if counts.state == TcpState::Established => {
-            slot.set(flag::UNSURE);
-            slot.unset(flag::ADOPTING);
-            false
-        }
-        counts => {
-            // What lies in the lane is still read, at its place among the bytes of TCP. Of a connection that is closed the
-            // region's own count is as good as any.
-            if let Some(counts) = counts.filter(|counts| counts.state == TcpState::Closing && quiet) {
-                end.incoming.adopt_tcp(counts.read);
-            }
-            slot.make_plain(Reason::Refused);
-            slot.unset(flag::ADOPTING);
-            false
-        }
+    let adopts = |counts: TcpCounts| {
+        let open = counts.state == TcpState::Established && quiet;
+        open && end.outgoing.adopt_tcp(written, counts.written) && end.incoming.adopt_tcp(read, counts.read)
+    };
+    if counts.is_some_and(adopts) {
+        slot.unset(flag::UNSURE | flag::ADOPTING);
+        return true;
     }
+    // While another thread reads or writes the kernel's numbers may disagree, too.
+    let again = match counts.map(|counts| counts.state) {
+        Some(TcpState::Established) => true,
+        Some(TcpState::Closing) | None => !quiet && !is_sandboxed(),
+        Some(TcpState::Closed) => false,
+    };
+    if again {
+        slot.set(flag::UNSURE);
+        slot.unset(flag::ADOPTING);
+        return false;
+    }
+    // What lies in the lane is still read, at its place among the bytes of TCP. Of a connection that is closed the
+    // region's own count is as good as any.
+    if let Some(counts) = counts.filter(|counts| counts.state == TcpState::Closing) {
+        end.incoming.adopt_tcp(read, counts.read);
+    }
+    slot.make_plain(Reason::Refused);
+    slot.unset(flag::UNSURE | flag::ADOPTING);
+    false
 }
 
 /// A process that has ended holds nothing, whether or not its parent has asked for its end.

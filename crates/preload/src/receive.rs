@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
     pub(crate) error: c_int,
+    /// One for a send that the lane counts as under way.
+    pub(crate) counted: u32,
     /// Until when a send may wait, in nanoseconds of the monotonic clock: zero before its first wait, [`NEVER`] without a
     /// limit.
     pub(crate) deadline: u64,

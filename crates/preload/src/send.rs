@@ -42,7 +42,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
             crate::pair::count_call(slot, fd);
         }
         plan.limit = total.min(piece);
-        return to_kernel(slot);
+        return to_kernel(plan, slot);
     };
     let mut at_end = false;
     let copy = |plan: &Plan, memory: &SharedMemory, at: usize, most: usize| {
@@ -60,7 +60,7 @@ pub(crate) fn send_file(fd: c_int, plan: &mut Plan, file: c_int, offset: &mut i6
     if at_end && plan.done > 0 && verdict == Verdict::Kernel {
         // The file ended: the kernel would say so again, and has nothing to send.
         if let Some(slot) = plan.slot() {
-            from_kernel(slot);
+            from_kernel(slot, plan.counted);
         }
         return Verdict::Done;
     }
@@ -83,7 +83,7 @@ fn decide(
     plan.limit = total - plan.done;
     let Some(end) = slot.end() else {
         crate::pair::count_call(slot, fd);
-        return to_kernel(slot);
+        return to_kernel(plan, slot);
     };
     if flags & KERNEL_ONLY != 0 {
         if flags & libc::MSG_OOB != 0 {
@@ -107,19 +107,21 @@ fn decide(
         let slow = waits && end.outgoing.is_looked_at() && !slot.has(flag::NOT_WRITING);
         plan.limit = if slow { (total - plan.done).min(RECORD_MAX) } else { total - plan.done };
     }
-    to_kernel(slot)
+    to_kernel(plan, slot)
 }
 
-fn to_kernel(slot: &Slot) -> Verdict {
+fn to_kernel(plan: &mut Plan, slot: &Slot) -> Verdict {
     slot.enter_kernel();
+    plan.counted = slot.end().is_some().into();
     if let Some(end) = slot.end() {
         end.outgoing.begin_tcp();
     }
     Verdict::Kernel
 }
 
-fn from_kernel(slot: &Slot) {
-    if let Some(end) = slot.end() {
+/// A connection may have come to a lane since, which does not know of the send.
+fn from_kernel(slot: &Slot, counted: u32) {
+    if let Some(end) = slot.end().filter(|_| counted != 0) {
         end.outgoing.end_tcp();
     }
     slot.leave_kernel();
@@ -255,13 +257,13 @@ pub(crate) fn sent(plan: &Plan, result: ssize_t, flags: c_int, error: c_int) {
             slot.unset(flag::HELD_BACK);
         }
     }
-    from_kernel(slot);
+    from_kernel(slot, plan.counted);
 }
 
 /// A send was torn away.
-pub(crate) fn abandoned(slot: &Slot) {
+pub(crate) fn abandoned(slot: &Slot, counted: u32) {
     slot.set(flag::UNSURE);
-    from_kernel(slot);
+    from_kernel(slot, counted);
 }
 
 /// Takes the lock of who writes. False for a handler that interrupted this very thread while it had it.

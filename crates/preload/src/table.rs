@@ -132,10 +132,15 @@ pub(crate) mod flag {
     pub(crate) const LOW_WATER: u32 = 1 << 17;
     /// It has no lane, and another process may use it, whose bytes nobody would count: [`Slot::other`].
     pub(crate) const UNCOUNTED: u32 = 1 << 19;
+    /// One of its descriptors is a standard one, to which stdio may write: such bytes are not counted.
+    pub(crate) const STDIO: u32 = 1 << 20;
+    /// It is the standard input, from which stdio may read.
+    pub(crate) const STDIO_READS: u32 = 1 << 21;
     /// Nothing that reads looks for records.
-    pub(crate) const NOT_READING: u32 = PLAIN | SHARED | SHUT_READ | ADOPTING | UNSURE | WATCHED_OTHERWISE;
+    pub(crate) const NOT_READING: u32 =
+        PLAIN | SHARED | SHUT_READ | ADOPTING | UNSURE | WATCHED_OTHERWISE | STDIO_READS;
     /// Nothing that writes publishes records.
-    pub(crate) const NOT_WRITING: u32 = PLAIN | SHARED | SHUT_WRITE | HELD_BACK | ADOPTING | UNSURE | ENDING;
+    pub(crate) const NOT_WRITING: u32 = PLAIN | SHARED | SHUT_WRITE | HELD_BACK | ADOPTING | UNSURE | ENDING | STDIO;
 }
 
 /// Both directions of a connection's lane.
@@ -395,18 +400,50 @@ static HIGHEST: AtomicU32 = AtomicU32::new(0);
 /// A new connection, or one to be. What the descriptor stood for before is gone, in whatever way.
 pub(crate) fn add(fd: i32, nonblocking: bool) {
     forget(fd);
-    let Some(slot) = take_slot() else { return };
+    if let Some(slot) = reserve(fd, nonblocking) {
+        publish(fd, slot, OTHER);
+    }
+}
+
+/// A slot for the connection of a descriptor. Other threads find it once it is published.
+pub(crate) fn reserve(fd: i32, nonblocking: bool) -> Option<&'static Slot> {
+    let slot = take_slot()?;
     if nonblocking {
         slot.set(flag::NONBLOCKING);
     }
     counters::show();
     counters::clear(slot);
     counters::set(slot, Counter::Descriptor, fd as u64 + 1);
-    if !set_entry(fd, SOCKET | slot.index() as u32) {
-        slot.descriptors.store(0, Ordering::Release);
-        return;
+    Some(slot)
+}
+
+/// Publishes the slot of a descriptor that was not known.
+pub(crate) fn publish_found(fd: i32, slot: &Slot) {
+    publish(fd, slot, 0);
+}
+
+/// Publishes the slot of a descriptor whose entry is `before`; gives it back if the entry has changed meanwhile.
+fn publish(fd: i32, slot: &Slot, before: u32) {
+    if replace_entry(fd, before, SOCKET | slot.index() as u32) {
+        HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+        note_standard(slot, fd);
+    } else {
+        give_back(slot, None);
     }
-    HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+}
+
+/// Whether a descriptor was not looked at yet.
+pub(crate) fn is_unknown(fd: i32) -> bool {
+    word_of(fd).is_some_and(|word| word.load(Ordering::Acquire) == 0)
+}
+
+/// A descriptor that was not known is none of ours.
+pub(crate) fn ignore(fd: i32) {
+    replace_entry(fd, 0, OTHER);
+}
+
+fn replace_entry(fd: i32, before: u32, after: u32) -> bool {
+    word_of(fd).is_some_and(|word| word.compare_exchange(before, after, Ordering::SeqCst, Ordering::Relaxed).is_ok())
 }
 
 fn take_slot() -> Option<&'static Slot> {
@@ -429,18 +466,27 @@ fn take_slot() -> Option<&'static Slot> {
         }
     }
     SEARCH.store(((begin + 64) % used.max(1)) as u32, Ordering::Relaxed);
-    let fresh = NEXT.fetch_add(1, Ordering::Relaxed) as usize;
-    if fresh < SLOTS {
-        return take(&TABLE[fresh]);
+    loop {
+        let fresh = NEXT.fetch_add(1, Ordering::Relaxed) as usize;
+        if fresh >= SLOTS {
+            NEXT.store(SLOTS as u32, Ordering::Relaxed);
+            return None;
+        }
+        // It counts as one in use from the addition on, so another thread may have taken it.
+        if let Some(slot) = take(&TABLE[fresh]) {
+            return Some(slot);
+        }
     }
-    NEXT.store(SLOTS as u32, Ordering::Relaxed);
-    None
 }
 
 static SEARCH: AtomicU32 = AtomicU32::new(0);
 
 /// Another descriptor for the same connection, or the same epoll set.
 pub(crate) fn duplicate(from: i32, to: i32) {
+    // Both are found out when they are used.
+    if entry(from) == 0 {
+        return unknown(to);
+    }
     forget(to);
     if is_new_set(from) {
         crate::epoll::see(from);
@@ -469,10 +515,34 @@ pub(crate) fn add_to(slot: &'static Slot, fd: i32) -> bool {
     }
     if set_entry(fd, SOCKET | slot.index() as u32) {
         HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+        note_standard(slot, fd);
     } else {
         slot.descriptors.fetch_sub(1, Ordering::SeqCst);
     }
     true
+}
+
+/// Standard descriptors are those of stdio, whose calls do not come through the hooks.
+const STANDARD: std::ops::Range<i32> = 0..3;
+
+fn note_standard(slot: &Slot, fd: i32) {
+    if !STANDARD.contains(&fd) {
+        return;
+    }
+    slot.set(if fd == 0 { flag::STDIO | flag::STDIO_READS } else { flag::STDIO });
+    explain(slot, Reason::Stdio);
+    if let Some(end) = slot.end().filter(|_| fd == 0) {
+        end.incoming.turn_away();
+    }
+}
+
+/// Stdio no longer has the connection: the kernel's counts are right again.
+fn note_no_longer_standard(slot: &Slot) {
+    let known = |fd| slot_of(fd).is_some_and(|known| std::ptr::eq(known, slot));
+    if slot.has(flag::STDIO) && !STANDARD.into_iter().any(known) {
+        slot.set(flag::UNSURE);
+        slot.unset(flag::STDIO | flag::STDIO_READS);
+    }
 }
 
 /// The connection of the socket with this number, if it is known by it.
@@ -513,15 +583,14 @@ fn release(fd: i32, orderly: bool) {
     let Some(slot) = slot_of(fd) else { return };
     // Not zero: who uses the number meanwhile would find the socket, which is still open, and take it for a new one. Of two
     // threads that close one number, one closes the connection's.
-    let known = SOCKET | slot.index() as u32;
-    let ours = |word: &AtomicU32| word.compare_exchange(known, OTHER, Ordering::SeqCst, Ordering::Relaxed).is_ok();
-    if !word_of(fd).is_some_and(ours) {
+    if !replace_entry(fd, SOCKET | slot.index() as u32, OTHER) {
         return;
     }
     // Whoever takes the last one off says so in the same step, and the slot is nobody else's until all is done.
     let less = |count: u32| Some(if count == 1 { CLOSING } else { count - 1 });
     let before = slot.descriptors.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     if before.is_ok_and(|before| before > 1) {
+        note_no_longer_standard(slot);
         // It is known by another one from now on, unless that one has gone meanwhile.
         if let Some(other) = descriptor_of(slot) {
             counters::set(slot, Counter::Descriptor, other as u64 + 1);
@@ -533,9 +602,14 @@ fn release(fd: i32, orderly: bool) {
         }
         return;
     }
+    give_back(slot, orderly.then_some(fd));
+}
+
+/// The connection has no descriptor any more; `closing` is the one that is about to be closed, if there is one.
+fn give_back(slot: &Slot, closing: Option<i32>) {
     crate::epoll::unwatch_all(slot);
     if let Some(end) = slot.end() {
-        end.leave(slot, orderly.then_some(fd));
+        end.leave(slot, closing);
     }
     counters::set(slot, Counter::Descriptor, 0);
     slot.generation.fetch_add(1, Ordering::SeqCst);

@@ -201,6 +201,7 @@ pub(crate) fn select(set: &[u64], timeout: i64, sleeping: &mut c_int) -> bool {
             *sleeping = 1;
             return false;
         }
+        wake_up();
     }
 }
 

@@ -226,6 +226,16 @@ fn a_child_in_the_parents_memory_uses_other_files_in_place_of_its_connections() 
 }
 
 #[test]
+fn threads_use_an_inherited_connection_at_once() {
+    same("inherited", "shared_at_once", Unsaid);
+}
+
+#[test]
+fn stdio_of_an_inherited_connection_misses_nothing() {
+    same("inherited", "by_stdio", Unsaid);
+}
+
+#[test]
 fn of_two_threads_that_close_duplicates_at_once_one_closes_the_connection() {
     let ground = Ground::new();
     // The moment is short, and both CPUs must have it.

@@ -6,13 +6,13 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 use std::net::{IpAddr, SocketAddr};
 
-/// Whether a descriptor of the connection with these names and this cookie is open anywhere. An error where the kernel does
-/// not say.
-pub(crate) fn is_held(local: SocketAddr, remote: SocketAddr, cookie: u64) -> Result<bool, Errno> {
+/// Whether a descriptor of the connection with these names, this cookie and this device (zero: bound to none) is open
+/// anywhere. An error where the kernel does not say.
+pub(crate) fn is_held(local: SocketAddr, remote: SocketAddr, cookie: u64, device: u32) -> Result<bool, Errno> {
     let kind = SocketType::DGRAM;
     let socket =
         rustix::net::socket_with(AddressFamily::NETLINK, kind, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))?;
-    rustix::net::send(&socket, &request(local, remote, cookie), SendFlags::NOSIGNAL)?;
+    rustix::net::send(&socket, &request(local, remote, cookie, device), SendFlags::NOSIGNAL)?;
     let mut answer = [0; 1024];
     // The kernel has answered when the request returns.
     let (bytes, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::DONTWAIT)?;
@@ -20,7 +20,7 @@ pub(crate) fn is_held(local: SocketAddr, remote: SocketAddr, cookie: u64) -> Res
 }
 
 /// A `struct nlmsghdr` with a `struct inet_diag_req_v2`.
-fn request(local: SocketAddr, remote: SocketAddr, cookie: u64) -> [u8; REQUEST_BYTES] {
+fn request(local: SocketAddr, remote: SocketAddr, cookie: u64, device: u32) -> [u8; REQUEST_BYTES] {
     let mut message = [0; REQUEST_BYTES];
     let mut put = |at: usize, bytes: &[u8]| message[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &(REQUEST_BYTES as u32).to_ne_bytes());
@@ -38,6 +38,7 @@ fn request(local: SocketAddr, remote: SocketAddr, cookie: u64) -> [u8; REQUEST_B
             IpAddr::V6(ip) => put(at, &ip.octets()),
         }
     }
+    put(60, &device.to_ne_bytes());
     put(64, &(cookie as u32).to_ne_bytes());
     put(68, &((cookie >> 32) as u32).to_ne_bytes());
     message
@@ -83,16 +84,16 @@ mod tests {
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (server, _) = listener.accept().unwrap();
             let (local, remote, cookie) = names(&client);
-            assert_eq!(is_held(local, remote, cookie), Ok(true));
-            assert_eq!(is_held(local, remote, cookie + 1), Ok(false), "another socket of the same names");
+            assert_eq!(is_held(local, remote, cookie, 0), Ok(true));
+            assert_eq!(is_held(local, remote, cookie + 1, 0), Ok(false), "another socket of the same names");
             let other = client.try_clone().unwrap();
             drop(client);
-            assert_eq!(is_held(local, remote, cookie), Ok(true), "one of two descriptors was closed");
+            assert_eq!(is_held(local, remote, cookie, 0), Ok(true), "one of two descriptors was closed");
             server.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(is_held(local, remote, cookie), Ok(true), "the peer has sent its FIN");
+            assert_eq!(is_held(local, remote, cookie, 0), Ok(true), "the peer has sent its FIN");
             other.shutdown(Shutdown::Write).unwrap();
             drop(other);
-            assert_eq!(is_held(local, remote, cookie), Ok(false));
+            assert_eq!(is_held(local, remote, cookie, 0), Ok(false));
         }
     }
 
@@ -108,8 +109,8 @@ mod tests {
         ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors));
         rustix::net::sendmsg(&here, &[std::io::IoSlice::new(b"x")], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
         drop(client);
-        assert_eq!(is_held(local, remote, cookie), Ok(true));
+        assert_eq!(is_held(local, remote, cookie, 0), Ok(true));
         drop((here, there));
-        assert_eq!(is_held(local, remote, cookie), Ok(false));
+        assert_eq!(is_held(local, remote, cookie, 0), Ok(false));
     }
 }

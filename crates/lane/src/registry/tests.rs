@@ -9,6 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
+/// A socket with this cookie.
+fn numbered(cookie: u64) -> Socket {
+    Socket { cookie, device: 0 }
+}
+
+/// When such patience ends.
+fn within(patience: Patience) -> Instant {
+    Instant::now() + patience.time()
+}
+
 /// A registry at a name of its own, so that it is nobody else's.
 struct Served {
     name: SocketAddrUnix,
@@ -34,7 +44,7 @@ impl Served {
     }
 
     fn claim(&self, socket: impl AsFd) -> Answer {
-        claim_from(&connect_at(&self.name).unwrap(), socket.as_fd(), Patience::Much).unwrap()
+        claim_from(&connect_at(&self.name).unwrap(), socket.as_fd(), within(Patience::Much)).unwrap()
     }
 
     fn pair(&self, first: &TcpStream, second: &TcpStream) -> (Pairing, Pairing) {
@@ -366,7 +376,7 @@ fn apart_from_the_registry(test: &str, namespaces: &[&str], change: impl FnOnce(
     let (client, _server) = connection("127.0.0.1:0");
     let claim = || {
         change();
-        claim_from(&connect_at(&named(&name)).unwrap(), client.as_fd(), Patience::Much).unwrap()
+        claim_from(&connect_at(&named(&name)).unwrap(), client.as_fd(), within(Patience::Much)).unwrap()
     };
     let answer = std::thread::scope(|scope| scope.spawn(claim).join().unwrap());
     registry.kill().unwrap();
@@ -403,11 +413,11 @@ fn a_lane_stays_while_one_end_is_held() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
     let dead = dead_number();
-    registry.claim(end(1), 1, caller(dead), now);
+    registry.claim(end(1), numbered(1), caller(dead), now);
     // The other end finds nobody: the one that came first is dead.
-    assert!(matches!(registry.claim(end(1).mirrored(), 2, caller(own_number()), now), Reply::Waiting { .. }));
-    registry.claim(end(2), 3, caller(own_number()), now);
-    let (lane, side) = place_of(&registry.claim(end(2).mirrored(), 4, caller(own_number()), now));
+    assert!(matches!(registry.claim(end(1).mirrored(), numbered(2), caller(own_number()), now), Reply::Waiting { .. }));
+    registry.claim(end(2), numbered(3), caller(own_number()), now);
+    let (lane, side) = place_of(&registry.claim(end(2).mirrored(), numbered(4), caller(own_number()), now));
     assert_eq!(side, Side::Second);
     let held = |registry: &Registry| registry.regions[0].lane(lane).unwrap().holders(Side::First).add(own_number());
     assert!(held(&registry));
@@ -429,12 +439,12 @@ fn a_lane_stays_while_one_end_is_held() {
 fn claims_that_nobody_answers_are_forgotten() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, caller(own_number()), now);
+    registry.claim(end(1), numbered(1), caller(own_number()), now);
     registry.sweep(now + CLAIM_LIFE);
     assert_eq!(registry.claims.len(), 1);
     registry.sweep(now + CLAIM_LIFE + Duration::from_millis(1));
     assert!(registry.claims.is_empty());
-    registry.claim(end(1), 1, caller(dead_number()), now);
+    registry.claim(end(1), numbered(1), caller(dead_number()), now);
     registry.sweep(now);
     assert!(registry.claims.is_empty(), "a dead process waits for nobody");
 }
@@ -445,34 +455,39 @@ fn an_end_whose_claim_was_forgotten_is_told_to_ask_again() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
     let own = caller(own_number());
-    let Reply::Waiting { value, .. } = registry.claim(end(1), 1, own, now) else { panic!("nobody has come") };
+    let Reply::Waiting { value, .. } = registry.claim(end(1), numbered(1), own, now) else { panic!("nobody has come") };
     let word = |registry: &Registry| registry.board.memory().load64(BOARD_AT + 8 * end(1).place());
     registry.sweep(now + CLAIM_LIFE);
     assert_eq!(word(&registry), value, "it is not forgotten yet");
     let late = now + CLAIM_LIFE + Duration::from_millis(1);
     registry.sweep(late);
     assert_ne!(word(&registry), value, "it does not know that it is forgotten");
-    let Reply::Waiting { .. } = registry.claim(end(1).mirrored(), 2, own, late) else { panic!("nobody is known") };
-    let (_, side) = place_of(&registry.claim(end(1), 1, own, late));
+    let Reply::Waiting { .. } = registry.claim(end(1).mirrored(), numbered(2), own, late) else {
+        panic!("nobody is known")
+    };
+    let (_, side) = place_of(&registry.claim(end(1), numbered(1), own, late));
     assert_eq!(side, Side::Second);
-    assert_eq!(place_of(&registry.claim(end(1).mirrored(), 2, own, late)).1, Side::First);
+    assert_eq!(place_of(&registry.claim(end(1).mirrored(), numbered(2), own, late)).1, Side::First);
 }
 
 #[test]
 fn another_socket_of_the_same_names_does_not_inherit_a_lane() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, caller(own_number()), now);
-    let (old, _) = place_of(&registry.claim(end(1).mirrored(), 2, caller(own_number()), now));
+    registry.claim(end(1), numbered(1), caller(own_number()), now);
+    let (old, _) = place_of(&registry.claim(end(1).mirrored(), numbered(2), caller(own_number()), now));
     // The kernel gave the port to the next one, whose other end is another socket too, and has not come yet.
-    let waiting = registry.claim(end(1).mirrored(), 3, caller(own_number()), now);
+    let waiting = registry.claim(end(1).mirrored(), numbered(3), caller(own_number()), now);
     assert!(matches!(waiting, Reply::Waiting { .. }), "paired with the claim of a socket that is gone: {waiting:?}");
     let left = registry.regions[0].lane(old).unwrap();
     assert_eq!([Side::First, Side::Second].map(|side| left.state(side)), [EndState::Gone; 2]);
-    let (new, side) = place_of(&registry.claim(end(1), 4, caller(own_number()), now));
+    let (new, side) = place_of(&registry.claim(end(1), numbered(4), caller(own_number()), now));
     assert_ne!(old, new);
     assert_eq!(side, Side::Second);
-    assert_eq!(place_of(&registry.claim(end(1).mirrored(), 3, caller(own_number()), now)), (new, Side::First));
+    assert_eq!(
+        place_of(&registry.claim(end(1).mirrored(), numbered(3), caller(own_number()), now)),
+        (new, Side::First)
+    );
 }
 
 #[test]
@@ -545,11 +560,14 @@ fn memory_that_a_third_user_was_handed_gets_no_more_lanes() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
     let own = caller(own_number());
-    registry.claim(end(1), 1, own, now);
-    registry.claim(end(1).mirrored(), 2, own, now);
+    registry.claim(end(1), numbered(1), own, now);
+    registry.claim(end(1).mirrored(), numbered(2), own, now);
     // The connection was passed on, to a process of another user.
     let other = Caller { user: own.user + 1, ..own };
-    assert!(matches!(registry.claim(end(1), 1, other, now), Reply::Paired { .. }), "what lies there is read first");
+    assert!(
+        matches!(registry.claim(end(1), numbered(1), other, now), Reply::Paired { .. }),
+        "what lies there is read first"
+    );
     assert_eq!(registry.free_lane([own, own]), Some((1, 0)));
 }
 
@@ -558,8 +576,8 @@ fn memory_that_a_third_user_was_handed_gets_no_more_lanes() {
 fn lanes_of_scribbled_memory_are_taken_back() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, caller(own_number()), now);
-    let (lane, _) = place_of(&registry.claim(end(1).mirrored(), 2, caller(own_number()), now));
+    registry.claim(end(1), numbered(1), caller(own_number()), now);
+    let (lane, _) = place_of(&registry.claim(end(1).mirrored(), numbered(2), caller(own_number()), now));
     let memory = &registry.regions[0].memory;
     memory.store64(0, 7);
     memory.store64(64, u64::MAX);
@@ -607,7 +625,9 @@ fn words_of_two_registries_are_not_equal() {
     let own = caller(own_number());
     let low = |registry: Registry, end| {
         let mut registry = registry;
-        let Reply::Waiting { value, .. } = registry.claim(end, 1, own, Instant::now()) else { panic!("who has come?") };
+        let Reply::Waiting { value, .. } = registry.claim(end, numbered(1), own, Instant::now()) else {
+            panic!("who has come?")
+        };
         // As much of it is compared.
         value << 16
     };
@@ -636,11 +656,11 @@ fn a_registry_that_nobody_needs_ends() {
 fn a_lane_that_is_taken_back_leaves_claims_of_other_regions() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, caller(own_number()), now);
-    registry.claim(end(1).mirrored(), 2, caller(own_number()), now);
+    registry.claim(end(1), numbered(1), caller(own_number()), now);
+    registry.claim(end(1).mirrored(), numbered(2), caller(own_number()), now);
     // Two other sockets of the same names, of which one is another process's.
-    registry.claim(end(1).mirrored(), 3, caller(std::os::unix::process::parent_id()), now);
-    registry.claim(end(1), 4, caller(own_number()), now);
+    registry.claim(end(1).mirrored(), numbered(3), caller(std::os::unix::process::parent_id()), now);
+    registry.claim(end(1), numbered(4), caller(own_number()), now);
     assert_eq!(registry.claims[&end(1)].place.map(|place| (place.region, place.lane)), Some((1, 0)));
     registry.sweep(now);
     assert!(registry.claims.contains_key(&end(1)));
@@ -650,8 +670,8 @@ fn a_lane_that_is_taken_back_leaves_claims_of_other_regions() {
 fn a_lane_is_taken_back_from_an_end_that_never_came_when_the_other_one_is_gone() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
-    registry.claim(end(1), 1, caller(own_number()), now);
-    registry.claim(end(1).mirrored(), 2, caller(own_number()), now);
+    registry.claim(end(1), numbered(1), caller(own_number()), now);
+    registry.claim(end(1).mirrored(), numbered(2), caller(own_number()), now);
     registry.sweep(now);
     assert_eq!(registry.lanes_used, 1, "both may still come");
     let place = registry.claims[&end(1)].place.unwrap();
@@ -666,14 +686,14 @@ fn a_late_answer_is_waited_for_where_bytes_may_lie_in_a_lane() {
     let name = own_name();
     let mut registry = Registry::listen_at(&name, Limits::default()).unwrap();
     let (client, _server) = connection("127.0.0.1:0");
-    let hasty = claim_from(&connect_at(&name).unwrap(), client.as_fd(), Patience::Little);
+    let hasty = claim_from(&connect_at(&name).unwrap(), client.as_fd(), within(Patience::Little));
     assert!(matches!(hasty, Err(Errno::TIMEDOUT)));
     let late = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(30));
         registry.accept(Instant::now());
         registry.answer(Instant::now());
     });
-    let patient = claim_from(&connect_at(&name).unwrap(), client.as_fd(), Patience::Much);
+    let patient = claim_from(&connect_at(&name).unwrap(), client.as_fd(), within(Patience::Much));
     late.join().unwrap();
     assert!(matches!(patient, Ok(Answer::Waiting { .. })), "{patient:?}");
 }

@@ -100,8 +100,7 @@ fn run(seed: u64) -> Stream {
     let (out, from) = (lane.outgoing(Side::First), lane.incoming(Side::Second));
     // As for a connection that was used before.
     let before = seed.wrapping_mul(977) % 100_000;
-    out.adopt_tcp(before);
-    from.adopt_tcp(before);
+    assert!(out.adopt_tcp(0, before) && from.adopt_tcp(0, before));
     let mut random = Random(seed);
     let mut stream = Stream::default();
     let largest = [100, 5_000, 200_000][random.below(3) as usize];

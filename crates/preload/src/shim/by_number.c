@@ -3,6 +3,17 @@
 #include "real.h"
 #include <dlfcn.h>
 
+// A child with memory of its own.
+static long forked(long number, long a, long b, long c, long d, long e, long f) {
+    hw_before_fork();
+    long child = real_syscall(number, a, b, c, d, e, f);
+    KEEPING_ERRNO(hw_after_fork((int)child));
+    return child;
+}
+
+// Whether a child with these flags is neither a thread nor in this memory.
+static int forks(uint64_t flags) { return !(flags & (CLONE_VM | CLONE_FILES)); }
+
 long EXPORTED(syscall)(long number, long a, long b, long c, long d, long e, long f) {
     switch (number) {
     case SYS_read:
@@ -63,8 +74,22 @@ long EXPORTED(syscall)(long number, long a, long b, long c, long d, long e, long
     case SYS_fork:
         return EXPORTED(fork)();
 #endif
+    case SYS_clone:
+        if (forks((uint64_t)a))
+            return forked(number, a, b, c, d, e, f);
+        break;
+    case SYS_clone3:
+        // Its arguments are in memory, and begin with the flags.
+        if ((size_t)b >= sizeof(uint64_t) && forks(*(const uint64_t *)a))
+            return forked(number, a, b, c, d, e, f);
+        break;
     case SYS_execve:
         return EXPORTED(execve)((const char *)a, (char *const *)b, (char *const *)c);
+    case SYS_execveat:
+        hw_before_exec();
+        break;
+    case SYS_pidfd_getfd:
+        return found(real_syscall(number, a, b, c, d, e, f));
     case SYS_io_uring_setup:
         hw_ring_made();
         break;

@@ -24,6 +24,7 @@ struct plan {
     uint32_t slot;
     uint32_t generation;
     int error;
+    uint32_t counted;  // a send that the lane counts as under way
     uint64_t deadline; // until when a send may wait, by the monotonic clock: zero before it has, NEVER without a limit
 };
 #define NEVER UINT64_MAX
@@ -51,6 +52,7 @@ _Bool hw_is_foreign(void);
 void hw_begin(void);
 void hw_new_socket(int fd, int nonblocking);
 void hw_maybe_socket(int fd);
+void hw_unknown(int fd);
 void hw_closing(int fd);
 void hw_closed_range(unsigned first, unsigned last);
 void hw_duplicated(int from, int to);
@@ -105,6 +107,7 @@ void hw_before_vfork(void);
 void hw_before_shared_memory(void);
 void hw_before_spawn(void);
 void hw_after_spawn(int child);
+void hw_after_unknown_spawn(void);
 void hw_before_exec(void);
 void hw_sandboxed(void);
 void hw_ring_made(void);

@@ -28,6 +28,15 @@ int EXPORTED(accept4)(int listener, struct sockaddr *name, socklen_t *length, in
     return opened(real_accept4(listener, name, length, flags), is_ours, (flags & SOCK_NONBLOCK) != 0);
 }
 
+// A descriptor of another process: whatever it is.
+int found(int fd) {
+    if (fd >= 0)
+        KEEPING_ERRNO(hw_unknown(fd));
+    return fd;
+}
+
+int EXPORTED(pidfd_getfd)(int process, int fd, unsigned flags) { return found(real_pidfd_getfd(process, fd, flags)); }
+
 int EXPORTED(shutdown)(int fd, int how) {
     int result = real_shutdown(fd, how);
     if (result == 0 && concerns(fd))
@@ -111,10 +120,11 @@ int EXPORTED(fcntl)(int fd, int command, void *argument) {
     int result = real_fcntl(fd, command, argument);
     if (result < 0)
         return result;
-    if (KIND(fd) > 1)
+    // A duplicate of a descriptor that is not known yet is not known either.
+    if (KIND(fd) > 1 || (KIND(fd) == 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)))
         KEEPING_ERRNO(note_command(fd, command, argument, result));
     else if (unlikely(hw_spawning != 0) &&
-             (command == F_DUPFD || (command == F_SETFD && !((long)argument & FD_CLOEXEC))))
+             (command == F_DUPFD || command == F_DUPFD_CLOEXEC || (command == F_SETFD && !((long)argument & FD_CLOEXEC))))
         keeps(fd);
     return result;
 }
@@ -143,7 +153,8 @@ int EXPORTED(ioctl)(int fd, unsigned long request, void *argument) {
 
 int EXPORTED(getsockopt)(int fd, int level, int name, void *value, socklen_t *length) {
     int result = real_getsockopt(fd, level, name, value, length);
-    if (result == 0 && level == 6 && name == TCP_NODELAY_OPTION && *length >= sizeof(int) && hw_is_combining(fd))
+    if (result == 0 && level == 6 && name == TCP_NODELAY_OPTION && *length >= sizeof(int) && concerns(fd) &&
+        hw_is_combining(fd))
         *(int *)value = 0;
     return result;
 }

@@ -11,6 +11,7 @@ struct inside {
     uint32_t kind;
     uint32_t slot;
     uint32_t generation;
+    uint32_t counted;
 };
 
 #pragma GCC visibility push(hidden)
@@ -34,7 +35,8 @@ static inline void tidy(void) {
 #define AROUND(what, plan, statement)                                                                                  \
     do {                                                                                                               \
         struct inside outer = inside;                                                                                  \
-        inside = (struct inside){__builtin_frame_address(0), what, (plan)->slot, (plan)->generation};                  \
+        inside = (struct inside){__builtin_frame_address(0), what, (plan)->slot, (plan)->generation,                                         \
+                                  (plan)->counted};                  \
         pthread_cleanup_push(cancelled, NULL);                                                                         \
         statement;                                                                                                     \
         pthread_cleanup_pop(0);                                                                                        \

@@ -74,6 +74,10 @@ int EXPORTED(fexecve)(int fd, char *const arguments[], char *const environment[]
     ENSURE(fexecve) BEFORE_EXEC(real_fexecve(fd, arguments, environment));
 }
 
+int EXPORTED(execveat)(int folder, const char *path, char *const arguments[], char *const environment[], int flags) {
+    ENSURE(execveat) BEFORE_EXEC(real_execveat(folder, path, arguments, environment, flags));
+}
+
 // The arguments of execl and its kin as an array on the stack.
 #define COLLECT(first)                                                                                                 \
     va_list counting;                                                                                                  \
@@ -108,6 +112,12 @@ int EXPORTED(execle)(const char *path, const char *first, ...) {
     return EXPORTED(execve)(path, arguments, environment);
 }
 
+// For a thread that is cancelled while it waits for a command.
+static void ended(void *unused) {
+    (void)unused;
+    hw_after_spawn(0);
+}
+
 #define SPAWN(name, searched)                                                                                          \
     int EXPORTED(name)(pid_t *child, const char *program, const posix_spawn_file_actions_t *actions,                   \
                        const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {      \
@@ -123,6 +133,28 @@ int EXPORTED(execle)(const char *path, const char *first, ...) {
     }
 SPAWN(posix_spawn, 0)
 SPAWN(posix_spawnp, 1)
+
+// libc starts these without the function that is hooked. The first has ended when it returns.
+int EXPORTED(system)(const char *command) {
+    ENSURE(system)
+    if (command == NULL)
+        return real_system(NULL);
+    int result;
+    hw_before_spawn();
+    pthread_cleanup_push(ended, NULL);
+    result = real_system(command);
+    pthread_cleanup_pop(0);
+    KEEPING_ERRNO(hw_after_spawn(0));
+    return result;
+}
+
+FILE *EXPORTED(popen)(const char *command, const char *kind) {
+    ENSURE(popen)
+    hw_before_spawn();
+    FILE *stream = real_popen(command, kind);
+    KEEPING_ERRNO(stream != NULL ? hw_after_unknown_spawn() : hw_after_spawn(0));
+    return stream;
+}
 
 // What the program that is started then has of it is not closed by exec.
 int EXPORTED(posix_spawn_file_actions_adddup2)(posix_spawn_file_actions_t *actions, int fd, int to) {

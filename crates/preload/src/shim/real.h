@@ -35,6 +35,8 @@
 #undef REAL
 #undef LATE
 
+// A descriptor that was another process's.
+int found(int fd);
 // Finds them all; before, those with a system call make it.
 void look_up(void);
 

@@ -16,6 +16,27 @@ static void read_ahead(FILE *file, int fd) {
         file->_IO_read_end = buffer + bytes;
 }
 
+static ssize_t read_input(void *unused, char *into, size_t bytes) {
+    (void)unused;
+    return EXPORTED(read)(0, into, bytes);
+}
+
+static int close_input(void *unused) {
+    (void)unused;
+    return EXPORTED(close)(0);
+}
+
+// The program was started with a connection as its standard input: what stdio reads of it comes through the hooks. False
+// where there is no memory for that.
+int hw_replace_input(void) {
+    FILE *file = fopencookie(NULL, "r", (cookie_io_functions_t){.read = read_input, .close = close_input});
+    if (file == NULL)
+        return 0;
+    file->_fileno = 0;
+    stdin = file;
+    return 1;
+}
+
 FILE *EXPORTED(fdopen)(int fd, const char *mode) {
     ENSURE(fdopen)
     if (!concerns(fd))

@@ -9,9 +9,9 @@
 extern char **environ;
 
 enum state { OPEN, PEER_SHUT, PEER_CLOSED, PEER_RESET, SELF_SHUT, BOTH_SHUT, STATES };
-enum way { BY_EXEC, BY_VFORK, BY_SPAWN, BY_MESSAGE, BY_FORK, WAYS };
+enum way { BY_EXEC, BY_VFORK, BY_SPAWN, BY_MESSAGE, BY_FORK, BY_SYSTEM, BY_POPEN, BY_CLONE, WAYS };
 static const char *const state_names[] = {"open", "peer shut", "peer closed", "peer reset", "self shut", "both shut"};
-static const char *const way_names[] = {"exec", "vfork", "spawn", "message", "fork"};
+static const char *const way_names[] = {"exec", "vfork", "spawn", "message", "fork", "system", "popen", "clone"};
 
 /* Whatever a program asks first tells that there is something. */
 static void ask_first(int fd, unsigned number) {
@@ -50,10 +50,38 @@ static uint64_t answers(void) {
     return bytes;
 }
 
-/* Reads what was left unread, to the end where there is one, and answers where that is possible. */
-static int reader(int fd, int tag) {
+static void tick(int signal) { (void)signal; }
+
+/* Signals come all the while, also while the library finds out what the descriptor is. */
+static void let_signals_come(int every_us) {
+    struct sigaction action = {.sa_handler = tick, .sa_flags = SA_RESTART};
+    struct itimerval often = {{0, every_us}, {0, every_us}};
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+}
+
+/* A duplicate is used, of which nothing was known before, at a number that was another file's. */
+static int duplicated(int fd, int tag) {
+    int before = open("/dev/null", O_RDONLY), to = -1;
+    CHECK(before >= 0 && read(before, &(char){0}, 1) == 0 && close(before) == 0);
+    switch (tag % 7) {
+    case 1: to = dup(fd); break;
+    case 2: to = dup2(fd, before); break;
+    case 3: to = dup3(fd, before, O_CLOEXEC); break;
+    case 4: to = fcntl(fd, F_DUPFD, before); break;
+    case 5: to = fcntl(fd, F_DUPFD_CLOEXEC, before); break;
+    default: return fd;
+    }
+    CHECK(to == before && close(fd) == 0);
+    return to;
+}
+
+/* Reads what was left unread, to the end where there is one, and answers where that is possible. The descriptor that it did
+ * so by. */
+static int finish(int fd, int tag) {
     enum state state = tag % STATES;
-    struct wire wire = server_end(fd, 0);
+    if (tag % 5 == 0 || tag % 5 == 2) let_signals_come(100);
+    struct wire wire = server_end(duplicated(fd, tag), 0);
+    fd = wire.fd;
     wire.got = conversation();
     wire.sent = answers();
     /* The process that had the connection has closed it by now, or will: both must be right. */
@@ -68,11 +96,28 @@ static int reader(int fd, int tag) {
     }
     if (state == OPEN || state == PEER_SHUT) put(&wire, ANSWER);
     say("%s by %s: got %llu, then %s", state_names[state], way_names[tag / STATES], (unsigned long long)wire.got, end);
+    let_signals_come(0);
+    return fd;
+}
+
+static int reader(int fd, int tag) {
+    finish(fd, tag);
     return 0;
 }
 
+static pid_t clone_child(void) {
+#ifdef __x86_64__
+    return (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+#else
+    return fork_child();
+#endif
+}
+
+/* What `popen` has started, until it is waited for. */
+static FILE *opened;
+
 static pid_t start_reader(int fd, int tag, int channel) {
-    char text[2][16];
+    char text[2][16], command[4200];
     snprintf(text[0], sizeof text[0], "%d", 40);
     snprintf(text[1], sizeof text[1], "%d", tag);
     char *const program[] = {arguments[0], "reader", text[0], text[1], NULL};
@@ -100,9 +145,18 @@ static pid_t start_reader(int fd, int tag, int channel) {
         CHECK(posix_spawn_file_actions_destroy(&actions) == 0);
         break;
     case BY_FORK:
-        child = fork_child();
+    case BY_CLONE:
+        child = tag / STATES == BY_FORK ? fork_child() : clone_child();
         if (child == 0) exit(reader(fd, tag));
         break;
+    case BY_SYSTEM:
+    case BY_POPEN:
+        CHECK(dup2(fd, 40) == 40);
+        snprintf(command, sizeof command, "exec '%s' reader 40 %d", arguments[0], tag);
+        if (tag / STATES == BY_SYSTEM) CHECK(system(command) == 0);
+        else CHECK((opened = popen(command, "w")) != NULL);
+        CHECK(close(40) == 0);
+        return 0;
     default: CHECK(send_descriptor(channel, fd, &tag, sizeof tag) == sizeof tag); return 0;
     }
     CHECK(child > 0);
@@ -112,8 +166,7 @@ static pid_t start_reader(int fd, int tag, int channel) {
 static int help(int channel) {
     int tag;
     for (int fd; (fd = receive_descriptor(channel, &tag, sizeof tag)) >= 0;) {
-        reader(fd, tag);
-        close(fd);
+        close(finish(fd, tag));
         CHECK(send(channel, &tag, sizeof tag, 0) == sizeof tag);
     }
     return 0;
@@ -152,7 +205,8 @@ static void inherited_server(int listener) {
         pid_t child = start_reader(fd, tag, pair[0]);
         close(fd);
         if (child > 0) expect_child(child);
-        else CHECK(recv(pair[0], &(int){0}, sizeof(int), 0) == sizeof(int));
+        else if (tag / STATES == BY_POPEN) CHECK(pclose(opened) == 0);
+        else if (tag / STATES != BY_SYSTEM) CHECK(recv(pair[0], &(int){0}, sizeof(int), 0) == sizeof(int));
     }
     close(pair[0]);
     expect_child(helper);
@@ -204,8 +258,7 @@ static void in_transit_server(int listener) {
     /* Longer than the registry leaves to the dead. */
     sleep_us(2500000);
     int fd = receive_descriptor(pair[1], &tag, sizeof tag);
-    reader(fd, tag);
-    close(fd);
+    close(finish(fd, tag));
     say("server done");
 }
 
@@ -256,6 +309,64 @@ static void one_of_two_client(int port) {
     ask_polling(&wire, ROUNDS);
     put(&wire, UNREAD);
     take(&wire, 2 * ANSWER);
+    expect_end(&wire);
+    say("client done");
+}
+
+/* A program that is started with the connection as its standard input and output reads and writes it by stdio, and by system
+ * calls in between. */
+static void by_stdio_server(int listener) {
+    int fd = accept_one(listener);
+    struct wire wire = server_end(fd, 0);
+    answer_polling(&wire, ROUNDS);
+    let_it_come(&wire);
+    until_unread(fd, OPEN);
+    int kept = dup(1);
+    CHECK(dup2(fd, 0) == 0 && dup2(fd, 1) == 1);
+    close(fd);
+    char text[16];
+    snprintf(text, sizeof text, "%d", kept);
+    execl(arguments[0], arguments[0], "stdio", text, (char *)NULL);
+    die("exec");
+}
+
+static int by_stdio(int kept) {
+    struct wire input = server_end(0, 0), output = server_end(1, 0);
+    static unsigned char bytes[UNREAD];
+    input.got = conversation();
+    output.sent = answers();
+    CHECK(fileno(stdin) == 0 && setvbuf(stdin, NULL, _IOFBF, 1000) == 0);
+    for (unsigned turn = 0; turn < 5; turn++) {
+        CHECK(fread(bytes, 1, UNREAD / 5, stdin) == UNREAD / 5);
+        verify(&input, bytes, UNREAD / 5);
+    }
+    for (unsigned turn = 0; turn < 200; turn++) {
+        int by_file = turn % 3 != 0;
+        CHECK(getchar() == *pattern(input.in, input.got++));
+        for (unsigned at = 1; at < 100; at++) CHECK(getc(stdin) == *pattern(input.in, input.got++));
+        if (by_file) {
+            CHECK(fwrite(pattern(output.out, output.sent), 1, 100, stdout) == 100 && fflush(stdout) == 0);
+            output.sent += 100;
+        } else {
+            put(&output, 100);
+        }
+    }
+    CHECK(getchar() == EOF && feof(stdin) && fclose(stdin) == 0);
+    CHECK(close(1) == 0 && dup2(kept, 1) == 1);
+    say("stdio done");
+    return 0;
+}
+
+static void by_stdio_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    put(&wire, UNREAD);
+    for (unsigned turn = 0; turn < 200; turn++) {
+        put(&wire, 100);
+        if (turn % 2) take(&wire, 100);
+        else take_polling(&wire, 100);
+    }
+    CHECK(shutdown(wire.fd, SHUT_WR) == 0);
     expect_end(&wire);
     say("client done");
 }
@@ -313,10 +424,70 @@ static void together_client(int port) {
     say("client done");
 }
 
+/* Threads of a program that was started with a connection use it at once, one of them to read and the others to write, each by
+ * a descriptor of its own or by the same. */
+#define SHARED_ROUNDS 40
+
+static void shared_at_once_server(int listener) {
+    for (unsigned turn = 0; turn < SHARED_ROUNDS; turn++) {
+        int fd = accept_one(listener);
+        struct wire wire = server_end(fd, 0);
+        answer_polling(&wire, ROUNDS);
+        let_it_come(&wire);
+        until_unread(fd, OPEN);
+        pid_t child = fork_child();
+        if (child == 0) {
+            CHECK(dup2(fd, 40) == 40 && dup2(fd, 41) == 41);
+            execl(arguments[0], arguments[0], "shared-readers", turn % 2 ? "41" : "40", (char *)NULL);
+            _exit(127);
+        }
+        close(fd);
+        expect_child(child);
+    }
+    say("server done");
+}
+
+static void *write_shared(void *argument) {
+    struct wire wire = server_end((int)(intptr_t)argument, 0);
+    wire.sent = answers();
+    pthread_barrier_wait(&all_there);
+    put(&wire, ANSWER);
+    return NULL;
+}
+
+static int shared_readers(void) {
+    pthread_t writer;
+    pthread_barrier_init(&all_there, NULL, 2);
+    CHECK(pthread_create(&writer, NULL, write_shared, (void *)(intptr_t)atoi(arguments[2])) == 0);
+    struct wire wire = server_end(40, 0);
+    wire.got = conversation();
+    pthread_barrier_wait(&all_there);
+    take(&wire, UNREAD + ANSWER);
+    CHECK(pthread_join(writer, NULL) == 0);
+    return 0;
+}
+
+static void shared_at_once_client(int port) {
+    for (unsigned turn = 0; turn < SHARED_ROUNDS; turn++) {
+        struct wire wire = client_end(connect_to(port), 0);
+        ask_polling(&wire, ROUNDS);
+        put(&wire, UNREAD);
+        for (unsigned part = 0; part < ANSWER; part += ANSWER / 20) {
+            put(&wire, ANSWER / 20);
+            take(&wire, ANSWER / 20);
+        }
+        expect_end(&wire);
+        close(wire.fd);
+    }
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"inherited", inherited_server, inherited_client},
     {"in_transit", in_transit_server, in_transit_client},
     {"one_of_two", one_of_two_server, one_of_two_client},
+    {"by_stdio", by_stdio_server, by_stdio_client},
+    {"shared_at_once", shared_at_once_server, shared_at_once_client},
     {"together", together_server, together_client},
 };
 
@@ -325,6 +496,8 @@ int main(int argc, char **argv) {
     arguments = argv;
     if (argc > 3 && strcmp(argv[1], "reader") == 0) return reader(atoi(argv[2]), atoi(argv[3]));
     if (argc > 2 && strcmp(argv[1], "half") == 0) return half(atoi(argv[2]));
+    if (argc > 2 && strcmp(argv[1], "stdio") == 0) return by_stdio(atoi(argv[2]));
+    if (argc > 1 && strcmp(argv[1], "shared-readers") == 0) return shared_readers();
     if (argc > 1 && strcmp(argv[1], "together-readers") == 0) return together_readers();
     return play(scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
 }
