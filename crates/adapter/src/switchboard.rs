@@ -319,7 +319,7 @@ impl Switchboard {
         party.closing = party.ours && party.circuits.is_empty();
         let last = party.closing;
         if let Some(over) = party.over.filter(|_| party.circuits.is_empty()) {
-            self.forget_at = Some(self.forget_at.map_or(over, |at| at.min(over)));
+            note_earlier(&mut self.forget_at, over);
         }
         match circuit.standing {
             Standing::Connected => self.tell(key.session, Note::Closed { to: circuit.remote, aborted }),
@@ -490,10 +490,13 @@ impl Switchboard {
 
     fn fail_session(&mut self, number: u32, error: &ConnectError) {
         let Some(party) = self.parties.remove(&number) else { return };
-        // Whoever asked looks at its circuit, which therefore has to stay.
+        // Whoever asked looks at its circuit, which therefore has to stay, unless it has given up before.
         let mut failed = Party::new(party.peer, true);
         failed.over = Some(Duration::ZERO);
         failed.circuits = party.circuits;
+        if failed.circuits.is_empty() {
+            note_earlier(&mut self.forget_at, Duration::ZERO);
+        }
         for circuit in failed.circuits.values_mut() {
             circuit.standing = Standing::Failed(WireError::NoAnswer(error.to_string()));
         }
@@ -508,7 +511,7 @@ impl Switchboard {
         let over = if ending == Ending::PeerClosed { now + LAST_WORDS } else { now };
         party.over = Some(over);
         if party.circuits.is_empty() {
-            self.forget_at = Some(self.forget_at.map_or(over, |at| at.min(over)));
+            note_earlier(&mut self.forget_at, over);
         }
         self.callers.retain(|caller| caller.session != number);
         let fault = fault(ending, Fault::PeerClosed);
@@ -825,7 +828,7 @@ impl Switchboard {
             let Some(over) = party.over.filter(|_| party.circuits.is_empty()) else { return true };
             let stays = now < over;
             if stays {
-                next = Some(next.map_or(over, |next| next.min(over)));
+                note_earlier(&mut next, over);
             } else {
                 endpoint.forget(*number);
             }
@@ -1120,6 +1123,11 @@ fn unload(place: Incoming<Load>) -> Place {
 
 fn assurance(reliable: bool) -> Assurance {
     if reliable { Assurance::Reliable } else { Assurance::Unreliable }
+}
+
+/// Makes `earliest` no later than `at`.
+fn note_earlier(earliest: &mut Option<Duration>, at: Duration) {
+    *earliest = Some(earliest.map_or(at, |known| known.min(at)));
 }
 
 /// What a VI is told of an ending; `closed` says who closed it.

@@ -71,6 +71,48 @@ fn a_connection_takes_less_than_4_mib_however_much_it_carries() {
     assert!(most < 4 << 20, "{most} bytes for both ends");
 }
 
+/// The place of a message that is read in place is as long as the message, not as the longest that may come.
+#[test]
+fn a_message_in_place_takes_its_own_bytes() {
+    let (caller, listening) = (nic(), nic());
+    let listener = listening.listen("udp:127.0.0.1:0").unwrap();
+    let (mut here, mut there) = meet(&caller, &listener);
+    let memory = caller.register(300).unwrap();
+    let mut payload = memory.slice(0..300).unwrap();
+    payload.fill(7);
+    let mut payload = Some(payload);
+    for turn in 0..100 {
+        if turn == 1 {
+            LARGEST.store(0, Ordering::SeqCst);
+        }
+        there.post_recv(Receive::new(0).in_place()).unwrap();
+        here.post_send(Message::new(0).payload(payload.take().unwrap())).unwrap();
+        let mut arrived = false;
+        while !arrived || payload.is_none() {
+            payload = here.poll().and_then(|done| done.into_buffer()).or(payload);
+            if let Some(done) = there.poll() {
+                assert_eq!(done.into_in_place().unwrap().as_slice(), Some(&[7; 300][..]));
+                arrived = true;
+            }
+        }
+    }
+    let largest = LARGEST.load(Ordering::SeqCst);
+    assert!(largest <= 128 << 10, "{largest} bytes at once");
+}
+
+/// Waits until no more is allocated than before these connections, but for what tables of their numbers take.
+fn until_given_back(before: usize, connections: usize) {
+    let (most, until) = (before + connections * 32, Instant::now() + PATIENCE);
+    loop {
+        let now = ALLOCATED.load(Ordering::SeqCst);
+        if now <= most {
+            break;
+        }
+        assert!(Instant::now() < until, "{} bytes for each connection", now.saturating_sub(before) / connections);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// A session stays for a second after its end, for a peer that repeats its last packet: what the process has resident
 /// follows the most sessions that there were at once. What is allocated tells whether all are forgotten, though nothing
 /// comes any more.
@@ -87,22 +129,30 @@ fn connections_that_are_over_leave_nothing() {
         connect();
         let before = ALLOCATED.load(Ordering::SeqCst);
         (0..CONNECTIONS).for_each(|_| connect());
-        let (most, until) = (before + CONNECTIONS * 32, Instant::now() + PATIENCE);
-        loop {
-            let now = ALLOCATED.load(Ordering::SeqCst);
-            if now <= most {
-                break;
-            }
-            assert!(Instant::now() < until, "{} bytes for each connection", now.saturating_sub(before) / CONNECTIONS);
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until_given_back(before, CONNECTIONS);
     }
+}
+
+/// A caller that gives up before the handshake does, as against a host that is gone.
+#[test]
+fn connections_that_were_given_up_leave_nothing() {
+    const CONNECTIONS: usize = 100;
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = format!("udp:{}", silent.local_addr().unwrap());
+    let config = Config { connect_timeout: Duration::from_millis(10), ..Config::default() };
+    let nic = Nic::with_wire(config, WireConfig::default()).unwrap();
+    nic.connect(&address).unwrap_err();
+    let before = ALLOCATED.load(Ordering::SeqCst);
+    (0..CONNECTIONS).for_each(|_| drop(nic.connect(&address).unwrap_err()));
+    until_given_back(before, CONNECTIONS);
 }
 
 /// Counts the bytes of small allocations: large ones are buffers of an interface, which are few and stay.
 struct Counting;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+/// The largest allocation, of any size.
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -114,6 +164,7 @@ fn counted(layout: Layout) -> usize {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(counted(layout), Ordering::SeqCst);
+        LARGEST.fetch_max(layout.size(), Ordering::SeqCst);
         // SAFETY: the caller keeps to the contract of this very function.
         unsafe { System.alloc(layout) }
     }

@@ -100,8 +100,9 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         let Some(mut place) = state.places.take(header.receive) else { return false };
         if let Some(target) = place.target.as_mut() {
-            target.write(0, data);
+            // First: a place that takes what it needs would take all that it may for a message of unknown length.
             target.prepare(data.len());
+            target.write(0, data);
         }
         state.next_delivery = state.next_delivery.wrapping_add(1);
         state.course.note_whole();
