@@ -220,17 +220,9 @@ fn exit(result: anyhow::Result<()>) -> ExitCode {
 
 /// The error and its causes, each once: errors of the library say their cause, and have it as their source for programs.
 pub(crate) fn chain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if text.contains(&cause) {
-            continue;
-        }
-        if !text.is_empty() {
-            text.push_str(": ");
-        }
-        text.push_str(&cause);
-    }
-    text
+    let causes: Vec<_> = error.chain().map(ToString::to_string).collect();
+    let new = causes.windows(2).filter(|pair| !pair[0].contains(&pair[1])).map(|pair| pair[1].as_str());
+    causes.iter().take(1).map(String::as_str).chain(new).collect::<Vec<_>>().join(": ")
 }
 
 const EXIT_NO_STATE: u8 = 3;

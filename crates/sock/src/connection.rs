@@ -351,7 +351,7 @@ impl Connection {
     fn write_some(&self, outgoing: &mut Outgoing, bytes: &[u8]) -> Option<io::Result<usize>> {
         let open = !outgoing.fin_sent && !self.reset.load(Relaxed);
         let Some(sender) = outgoing.sender.as_mut().filter(|_| open) else {
-            return Some(Err(self.write_error(outgoing)));
+            return Some(Err(self.write_error(outgoing, None)));
         };
         if bytes.is_empty() {
             return Some(Ok(0));
@@ -360,7 +360,7 @@ impl Connection {
             Ok(count) => Some(Ok(count)),
             Err(PostError::NoRoom { .. }) => None,
             Err(PostError::ForkedChild) => return Some(Err(error::forked())),
-            Err(_) => Some(Err(self.write_error(outgoing))),
+            Err(error) => Some(Err(self.write_error(outgoing, Some(error)))),
         };
         if self.watch.is_descriptor_used() {
             outgoing.written = true;
@@ -381,7 +381,7 @@ impl Connection {
             (None, Some(true), Some(sender)) => match sender.write(bytes) {
                 Ok(count) => Some(Ok(count)),
                 Err(PostError::NoRoom { .. }) => None,
-                Err(_) => Some(Err(self.write_error(outgoing))),
+                Err(error) => Some(Err(self.write_error(outgoing, Some(error)))),
             },
             (written, ..) => written,
         }
@@ -411,13 +411,15 @@ impl Connection {
 
     /// Why nothing can be written: a reset, which is told once as such, or that the stream is closed.
     #[cold]
-    fn write_error(&self, outgoing: &Outgoing) -> io::Error {
+    fn write_error(&self, outgoing: &Outgoing, refused: Option<PostError>) -> io::Error {
         if let Some(error) = self.take_error() {
             return error;
         }
-        match self.look_to_the_end() {
-            Some(End::Reset(failure @ Some(_))) => error::broken_pipe(failure),
+        match (self.look_to_the_end(), refused) {
+            (Some(End::Reset(failure @ Some(_))), _) => error::broken_pipe(failure),
             _ if outgoing.fin_sent => error::shut_down(),
+            // Behind more unread bytes than are looked at, the end is not seen.
+            (_, Some(PostError::NotConnected(failure))) if !is_close(failure) => error::broken_pipe(Some(failure)),
             _ => error::broken_pipe(None),
         }
     }
@@ -750,6 +752,11 @@ impl Incoming {
     fn has_unread(&mut self) -> bool {
         !self.peeked.is_empty() || self.end.is_none() && matches!(self.look(&mut [0]), Taken::Bytes(_))
     }
+}
+
+/// Whether the other side closed the stream, and nothing else happened.
+fn is_close(failure: Failure) -> bool {
+    matches!(failure, Failure::PeerClosed | Failure::PeerAborted | Failure::Closed)
 }
 
 /// What a look at what has come found.

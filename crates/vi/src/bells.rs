@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use crate::error::ConnectError;
 use crate::host::rendezvous::Name;
 use crate::member::Member;
 use crate::vi::ViId;
@@ -168,18 +169,24 @@ impl QueueShared {
         }
     }
 
-    /// The page of these processes, and a bell on it unless all are taken.
-    pub(crate) fn take_bell(&self, owner: BellOwner) -> Result<(Arc<BellHome>, Option<BellIndex>), RegionError> {
+    /// The page of these processes, and a bell on it.
+    ///
+    /// Users that have no number here have a page for each of their processes, of which there may be any number: they get
+    /// half of all pages, so that users who are known find one.
+    pub(crate) fn take_bell(&self, owner: BellOwner) -> Result<(Arc<BellHome>, BellIndex), ConnectError> {
+        let no_bell = || ConnectError::NoRoom("a completion queue watches at most 4096 VIs of a user");
         let mut homes = self.homes.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(home) = homes.iter().find(|home| home.owner == owner) {
-            return Ok((home.clone(), home.take_index()));
+            return Ok((home.clone(), home.take_index().ok_or_else(no_bell)?));
         }
-        if homes.len() >= self.users_max {
-            return Err(RegionError::SizeLimit { bytes: homes.len() as u64 + 1, limit: self.users_max as u64 });
+        let is_pair = |owner: &BellOwner| matches!(owner, BellOwner::Pair(_));
+        let pairs = homes.iter().filter(|home| is_pair(&home.owner)).count();
+        if homes.len() >= self.users_max || is_pair(&owner) && pairs >= self.users_max.div_ceil(2) {
+            return Err(ConnectError::NoRoom("a completion queue has no doorbell page left; raise users_max"));
         }
         let number = self.next_home.fetch_add(1, Ordering::Relaxed);
         let home = Arc::new(BellHome::create(number, owner, self.own)?);
-        let index = home.take_index();
+        let index = home.take_index().ok_or_else(no_bell)?;
         homes.push(home.clone());
         self.version.fetch_add(1, Ordering::SeqCst);
         Ok((home, index))
@@ -295,5 +302,24 @@ impl QueueShared {
         }
         self.count_sleeper(false);
         outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_that_are_not_mapped_leave_pages_for_those_that_are() {
+        let queue = QueueShared::new(1, 4);
+        let pairs: Vec<_> = (0..8).map(|pair| queue.take_bell(BellOwner::Pair([pair; 16]))).collect();
+        assert_eq!(pairs.iter().filter(|taken| taken.is_ok()).count(), 2);
+        let users: Vec<_> = (0..8).map(|user| queue.take_bell(BellOwner::User(user))).collect();
+        assert_eq!(users.iter().filter(|taken| taken.is_ok()).count(), 2);
+        assert!(matches!(&users[2], Err(ConnectError::NoRoom(reason)) if reason.contains("users_max")));
+        // A page goes with the last VI of its pair.
+        let (home, index) = pairs.into_iter().next().unwrap().unwrap();
+        queue.return_bell(&home, index);
+        assert!(queue.take_bell(BellOwner::User(9)).is_ok());
     }
 }

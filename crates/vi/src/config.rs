@@ -31,7 +31,8 @@ pub struct Config {
     pub message_bytes_max: u64,
     /// Regions that one peer may hand over.
     pub peer_regions_max: usize,
-    /// Users whose processes may be connected at once. Each costs a page for each completion queue.
+    /// Users whose processes may be connected at once. Each costs a page for each completion queue. A process of a user
+    /// that this user namespace does not map counts like a user; at most half of them may be such processes.
     pub users_max: usize,
     /// Half-open connections that a listener keeps.
     pub half_open_max: usize,

@@ -410,6 +410,11 @@ pub enum Failure {
     /// There was no room, and the VI is unreliable.
     #[error("there was no room, and the VI is unreliable")]
     Dropped,
+    /// The peer handed over a region for which this process had no descriptor or no memory.
+    #[error(
+        "this process has no descriptor or no memory left for a region of the peer; raise its limits (ulimit -n, -v), or          have it do with fewer"
+    )]
+    Exhausted,
     /// Used in a forked child.
     #[error("this VI belongs to the parent process; open a Nic in the child")]
     ForkedChild,

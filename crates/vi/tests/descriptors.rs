@@ -1,11 +1,14 @@
 //! What two processes cost each other in descriptors, and what is said when one of them has none left.
 
 use crate::support::{Line, PATIENCE, Stage};
-use highwire_vi::{AcceptError, ConnectError, Nic, Refusal, ViListener};
+use highwire_vi::{AcceptError, ConnectError, Failure, Message, Nic, Receive, Refusal, ViListener};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
+
+/// So much is referred to, not copied.
+const BYTES: usize = 1 << 20;
 
 /// More than meeting takes at any moment.
 const ENOUGH: u64 = 14;
@@ -121,6 +124,44 @@ fn a_connecting_side_that_runs_out_of_descriptors_at_any_moment_says_so() {
     }
     let out = (0..=ENOUGH).filter(|left| stage.is_marked(&format!("out-{left}"))).count() as u64;
     assert!((4..ENOUGH).contains(&out), "{out} of {ENOUGH} numbers of descriptors were too few");
+}
+
+#[test]
+fn a_region_that_comes_when_no_descriptor_is_left_ends_the_vi_with_that_reason() {
+    let stage = Stage::open();
+    stage.role("receives", |stage| {
+        let (_nic, listener) = listener(stage);
+        stage.mark("listens");
+        let mut line = Line::accept(&listener);
+        line.vi.post_recv(Receive::new(0).in_place()).unwrap();
+        let (_taken, before) = leave(0);
+        stage.mark("exhausted");
+        let (failure, _) = line.end();
+        assert_eq!(failure, Failure::Exhausted);
+        assert!(failure.to_string().contains("ulimit -n"), "{failure}");
+        setrlimit(Resource::Nofile, before).unwrap();
+        // Others have it, and what is new is taken again.
+        stage.mark("raised");
+        let mut line = Line::accept(&listener);
+        line.vi.post_recv(Receive::new(0).in_place()).unwrap();
+        assert_eq!(line.received().length, BYTES);
+    });
+    let other = stage.start("receives");
+    stage.await_mark("listens");
+    let nic = stage.nic();
+    let send = |line: &mut Line| {
+        let payload = nic.register(BYTES).unwrap().slice(0..BYTES).unwrap();
+        line.vi.post_send(Message::new(0).payload(payload)).unwrap();
+    };
+    let mut line = Line::connect(&nic, "shm:echo");
+    stage.await_mark("exhausted");
+    send(&mut line);
+    stage.await_mark("raised");
+    line.end();
+    let mut line = Line::connect(&nic, "shm:echo");
+    send(&mut line);
+    line.sent();
+    other.finish();
 }
 
 #[test]

@@ -10,6 +10,7 @@ use libc::{c_int, c_void, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr
 use rustix::io::Errno;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
@@ -195,8 +196,8 @@ impl Incoming {
         let place = landing.place.len();
         assert_eq!(heads.len(), landing.cut.heads(place), "as much room for heads as there are");
         self.pieces.clear();
-        let (mut head_at, mut place_at) = (heads.as_mut_ptr(), landing.place.as_mut_ptr());
-        let (heads_end, place_end) = (heads.as_mut_ptr_range().end, landing.place.as_mut_ptr_range().end);
+        let (Range { start: mut head_at, end: heads_end }, Range { start: mut place_at, end: place_end }) =
+            (heads.as_mut_ptr_range(), landing.place.as_mut_ptr_range());
         for (head, payload) in landing.cut.slots(place) {
             self.pieces.push(iovec { iov_base: head_at.cast(), iov_len: head.len() });
             self.pieces.push(iovec { iov_base: place_at.cast(), iov_len: payload.len() });

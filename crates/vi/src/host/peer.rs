@@ -2,7 +2,7 @@
 
 use crate::error::{Failure, GrantError};
 use crate::host::member::{STATE_OPEN, state_word};
-use crate::host::rendezvous::{MESSAGE_BYTES, Name, Rendezvous};
+use crate::host::rendezvous::{MESSAGE_BYTES, Name, Refusal, Rendezvous};
 use highwire_mem::{
     BellPage, Block, BlockShape, Courier, CourierError, Credentials, Exported, Extents, Frozen, Lie, OwnMemory,
     OwnRegion, PeerMemory, PeerRegion, Process, ProcessIdentity, REGION_HEADER_BYTES, Region, RegionKind, RemoteRegion,
@@ -11,7 +11,7 @@ use highwire_mem::{
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use crate::bells::QueueShared;
@@ -70,8 +70,8 @@ pub(crate) struct Peer {
     region: PeerRegion,
     courier: Arc<Courier>,
     gone: AtomicBool,
-    /// It is gone for us because of what it sent on the socket.
-    lied: AtomicBool,
+    /// Why it is gone for us, if it did not die.
+    broken: OnceLock<Failure>,
     extents: Mutex<Extents>,
     leftovers: Mutex<Vec<Leftover>>,
     budget: Arc<PayloadBudget>,
@@ -128,7 +128,7 @@ impl Peer {
             region,
             courier: courier.clone(),
             gone: AtomicBool::new(false),
-            lied: AtomicBool::new(false),
+            broken: OnceLock::new(),
             extents: Mutex::new(extents),
             leftovers: Mutex::default(),
             budget,
@@ -182,7 +182,12 @@ impl Peer {
 
     /// What a VI is told once the peer is gone.
     pub(crate) fn parting(&self) -> Failure {
-        if self.lied.load(Ordering::Acquire) { Failure::PeerLied(Lie::BadHandover) } else { Failure::PeerDied }
+        self.broken.get().copied().unwrap_or(Failure::PeerDied)
+    }
+
+    /// What a VI is told that met a lie, which it may be for want of something that this process had no room for.
+    pub(crate) fn after(&self, lie: Lie) -> Failure {
+        self.broken.get().copied().filter(|failure| *failure == Failure::Exhausted).unwrap_or(Failure::PeerLied(lie))
     }
 
     /// Tells the peer where we run; true if it last waited on this same CPU.
@@ -217,16 +222,13 @@ impl Peer {
             let taken = match self.courier.try_receive(&mut bytes) {
                 Ok(None) => return true,
                 Ok(Some((length, descriptors))) => self.take_region(&bytes[..length], descriptors, &mut remote),
-                Err(CourierError::TooLong(_)) => None,
-                Err(_) => {
-                    drop(remote);
-                    self.mark_gone();
-                    return false;
-                }
+                Err(CourierError::TooLong(_)) => Err(Failure::PeerLied(Lie::BadHandover)),
+                Err(CourierError::NoDescriptors) => Err(Failure::Exhausted),
+                Err(_) => Err(Failure::PeerDied),
             };
-            if taken.is_none() {
+            if let Err(failure) = taken {
                 drop(remote);
-                self.lied.store(true, Ordering::Release);
+                let _ = self.broken.set(failure);
                 self.mark_gone();
                 return false;
             }
@@ -239,16 +241,21 @@ impl Peer {
         bytes: &[u8],
         mut descriptors: Vec<OwnedFd>,
         remote: &mut HashMap<u32, RemoteRegion>,
-    ) -> Option<()> {
-        let Some(Rendezvous::Region { region, kind, tag, bytes }) = Rendezvous::decode(bytes) else { return None };
-        let kind = RegionKind::from_number(kind)?;
+    ) -> Result<(), Failure> {
+        let lie = Failure::PeerLied(Lie::BadHandover);
+        let Some(Rendezvous::Region { region, kind, tag, bytes }) = Rendezvous::decode(bytes) else { return Err(lie) };
+        let kind = RegionKind::from_number(kind).ok_or(lie)?;
         let limit = self.config.peer_region_bytes_max;
-        let adopted = RemoteRegion::adopt(descriptors.pop()?, kind, Tag(tag), bytes, limit).ok()?;
+        let adopted = RemoteRegion::adopt(descriptors.pop().ok_or(lie)?, kind, Tag(tag), bytes, limit);
+        let adopted = adopted.map_err(|error| match Refusal::of_region(&error) {
+            Refusal::BadMemory => lie,
+            _ => Failure::Exhausted,
+        })?;
         // One too many is not taken; a message that names it will be a lie.
         if remote.len() < self.config.peer_regions_max {
             remote.insert(region, adopted);
         }
-        Some(())
+        Ok(())
     }
 
     /// A region that the peer handed over.

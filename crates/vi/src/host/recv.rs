@@ -864,9 +864,10 @@ impl HostReceiver {
 
     #[cold]
     fn lied(&mut self, lie: Lie) {
-        self.member.break_off(Failure::PeerLied(lie));
+        let failure = self.member.peer.after(lie);
+        self.member.break_off(failure);
         self.rope.ring(News::End);
-        self.end(Failure::PeerLied(lie));
+        self.end(failure);
     }
 
     #[cold]

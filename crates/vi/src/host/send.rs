@@ -554,8 +554,10 @@ impl HostSender {
 
     fn check_remote(&mut self, key: RemoteKey, offset: u64, bytes: u64) -> Result<RemoteRegion, PostError> {
         self.check_open()?;
-        let region =
-            self.member.peer.remote_region(key.region).map_err(|_| PostError::UnknownRegion { region: key.region })?;
+        let region = self.member.peer.remote_region(key.region).map_err(|lie| match self.member.peer.after(lie) {
+            failure @ Failure::Exhausted => PostError::NotConnected(failure),
+            _ => PostError::UnknownRegion { region: key.region },
+        })?;
         if region.tag() != self.tag || key.tag != self.tag {
             return Err(PostError::WrongTag { buffer: region.tag(), vi: self.tag });
         }
@@ -1246,9 +1248,10 @@ impl HostSender {
 
     #[cold]
     fn lied(&mut self, lie: Lie) {
-        self.member.break_off(Failure::PeerLied(lie));
+        let failure = self.member.peer.after(lie);
+        self.member.break_off(failure);
         self.rope.ring(News::End);
-        self.end(Failure::PeerLied(lie));
+        self.end(failure);
     }
 
     #[cold]
