@@ -12,11 +12,13 @@ use highwire::netmem::{
 };
 use highwire::rpc::Rpc;
 use highwire::{Buffer, Driver, Nic};
+use highwire_transfer::WriterWatch;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -196,7 +198,7 @@ fn put(args: &PutArgs) -> anyhow::Result<()> {
 }
 
 fn put_file(args: &PutArgs, path: &Path, keep: Keep) -> anyhow::Result<Result<Version, MemoryError>> {
-    let mut file = File::open(path).with_context(|| format!("{path:?} cannot be read"))?;
+    let file = File::open(path).with_context(|| format!("{path:?} cannot be read"))?;
     let found = file.metadata()?;
     if found.is_dir() {
         anyhow::bail!("{path:?} is a directory; make a file of it first (tar -cf)");
@@ -211,7 +213,7 @@ fn put_file(args: &PutArgs, path: &Path, keep: Keep) -> anyhow::Result<Result<Ve
     let cannot = || format!("{path:?} cannot be read");
     if !sized {
         let mut bytes = Vec::new();
-        read_pieces(&mut file, &bar, |piece| {
+        read_pieces(&mut &file, &bar, |piece| {
             bytes.extend_from_slice(piece);
             bytes.len() as u64 <= OBJECT_BYTES_MAX
         })
@@ -224,9 +226,10 @@ fn put_file(args: &PutArgs, path: &Path, keep: Keep) -> anyhow::Result<Result<Ve
         return Ok(memory.put(&args.name, &bytes, keep));
     }
     let length = found.len() as usize;
+    let watch = WriterWatch::begin(&file);
     let mut buffer: Buffer = nic.register(length)?.slice(0..length)?;
     let mut filled = 0;
-    read_pieces(&mut file, &bar, |piece| {
+    read_pieces(&mut &file, &bar, |piece| {
         let fits = piece.len().min(length - filled);
         buffer[filled..filled + fits].copy_from_slice(&piece[..fits]);
         filled += piece.len();
@@ -234,11 +237,29 @@ fn put_file(args: &PutArgs, path: &Path, keep: Keep) -> anyhow::Result<Result<Ve
     })
     .with_context(cannot)?;
     bar.clear();
-    if filled != length {
-        anyhow::bail!("{path:?} changed while it was read; try again when nobody writes it");
+    // A process that has the file mapped may have written it meanwhile: then the same bytes must be there once more.
+    let unchanged = filled == length && (watch.saw_no_writer() || holds(&file, &buffer).with_context(cannot)?);
+    if !unchanged {
+        anyhow::bail!("{path:?} changed while it was read; try again when no process writes it");
     }
     let _working = Bar::working("storing");
     Ok(memory.put_buffer(&args.name, buffer, keep).map(|(version, _)| version))
+}
+
+/// Whether the file holds these bytes, and no more.
+fn holds(file: &File, bytes: &[u8]) -> io::Result<bool> {
+    let mut piece = vec![0; PIECE];
+    for (number, expected) in bytes.chunks(PIECE).enumerate() {
+        let piece = &mut piece[..expected.len()];
+        match file.read_exact_at(piece, (number * PIECE) as u64) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            read => read?,
+        }
+        if piece != expected {
+            return Ok(false);
+        }
+    }
+    Ok(file.metadata()?.len() == bytes.len() as u64)
 }
 
 fn too_large(what: &str) -> String {

@@ -10,10 +10,43 @@ use rustix::pty::OpenptFlags;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{FileExt, MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+#[test]
+fn a_file_that_is_written_while_it_is_put_is_not_stored_torn() {
+    const BYTES: usize = 16 << 20;
+    let place = Place::new();
+    let node = Node::start(&place, &["--listen", "shm:highwire"]);
+    let file = place.path().join("file");
+    fs::write(&file, vec![0; BYTES]).unwrap();
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // As a mapping does: the file has one length all the while.
+            let file = fs::OpenOptions::new().write(true).open(&file).unwrap();
+            for turn in (1..=255u8).cycle() {
+                if end.load(Ordering::SeqCst) {
+                    break;
+                }
+                file.write_all_at(&vec![turn; BYTES], 0).unwrap();
+            }
+        });
+        let put = place.highwire(&["mem", "put", "file", file.to_str().unwrap()]).output().unwrap();
+        end.store(true, Ordering::SeqCst);
+        let put = put.assert().code(1);
+        assert!(stderr(&put).contains("changed while it was read"), "{}", stderr(&put));
+    });
+    place.highwire(&["mem", "get", "file"]).assert().code(4);
+    place.highwire(&["mem", "put", "file", file.to_str().unwrap()]).assert().code(0);
+    // A writer that does not write costs a second look.
+    let _writer = fs::OpenOptions::new().write(true).open(&file).unwrap();
+    place.highwire(&["mem", "put", "file", file.to_str().unwrap()]).assert().code(0);
+    node.end("INT");
+}
 
 #[test]
 fn objects_are_put_got_listed_told_about_renewed_and_removed_over_each_path() {

@@ -222,7 +222,10 @@ pub enum ReceiveError {
         what: &'static str,
     },
     /// What would be overwritten is no part of a file.
-    #[error("{path:?} was not left by an earlier `highwire receive`: move it away, or give another name with --output")]
+    #[error(
+        "{path:?} was not left by an earlier `highwire receive` of this version: move it away, or give another name with \
+         --output"
+    )]
     ForeignPart {
         /// The file of that name.
         path: PathBuf,

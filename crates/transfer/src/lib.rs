@@ -42,6 +42,7 @@ pub use format::{BLOCK_BYTES, CHUNK_BYTES_MAX, FileName, NAME_BYTES_MAX, NameErr
 pub use receive::{Received, receive};
 pub use send::send;
 pub use source::Source;
+pub use writer_watch::WriterWatch;
 
 use std::io::Read;
 use std::time::{Duration, Instant};

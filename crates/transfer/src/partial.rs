@@ -5,6 +5,7 @@ use crate::destination::directory_of;
 use crate::error::ReceiveError;
 use crate::format::{BLOCK_BYTES, Offer, PIECE_BYTES, piece_of};
 use crate::source::kind;
+use crate::writer_watch::is_being_written;
 use rustix::fs::{CWD, OFlags, RenameFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr, renameat_with};
 use rustix::io::Errno;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -30,6 +31,7 @@ impl Partial {
         let mut name = whole.file_name().unwrap_or_default().to_owned();
         name.push(".part");
         let path = whole.with_file_name(name);
+        refuse_what_is_being_written(&path)?;
         let file = open_locked(&path, offer.mode)?;
         let there = file.metadata().map_err(|error| ReceiveError::write(&path, 0, error))?.len();
         let guarded = if is_receivers(&path, &file, there)? { 0 } else { there };
@@ -158,6 +160,18 @@ fn open_locked(path: &Path, mode: u32) -> Result<File, ReceiveError> {
         return Err(ReceiveError::Busy { path: path.into() });
     }
     Ok(file)
+}
+
+/// An empty file without a mark has nothing to lose, unless another program has just made it and is about to write it.
+fn refuse_what_is_being_written(path: &Path) -> Result<(), ReceiveError> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    // What cannot be read is found when it is opened to be written.
+    let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return Ok(()) };
+    let empty = file.metadata().is_ok_and(|found| found.is_file() && found.len() == 0);
+    if empty && fgetxattr(&file, MARK, &mut [0; 1]) == Err(Errno::NODATA) && is_being_written(&file) {
+        return Err(ReceiveError::ForeignPart { path: path.into() });
+    }
+    Ok(())
 }
 
 /// True if a receiver made this file, with `there` bytes in it now: it is marked, or it is empty and marked now. A file

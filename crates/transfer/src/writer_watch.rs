@@ -17,14 +17,16 @@ use std::sync::{Mutex, PoisonError};
 ///         ▼              ▼                                           ▼                    ▼
 ///   a writer of this time closes before, or is found at the end, or its close is reported
 /// ```
-pub(crate) struct WriterWatch<'a> {
+#[derive(Debug)]
+pub struct WriterWatch<'a> {
     file: &'a File,
     /// None if the file had writers at the beginning, or if that cannot be known.
     watching: Option<Watching>,
 }
 
 impl WriterWatch<'_> {
-    pub(crate) fn begin(file: &File) -> WriterWatch<'_> {
+    /// Begins to watch, before the file is read.
+    pub fn begin(file: &File) -> WriterWatch<'_> {
         // Before the writers are counted: from then on none may come and go unseen.
         let watching = Watching::begin(file).ok().filter(|_| is_local(file) && !has_writers(file));
         WriterWatch { file, watching }
@@ -32,13 +34,19 @@ impl WriterWatch<'_> {
 
     /// True if no process could write to the file from [`WriterWatch::begin`] until now. False also where that cannot
     /// be known.
-    pub(crate) fn saw_no_writer(&self) -> bool {
+    pub fn saw_no_writer(&self) -> bool {
         // In this order: a writer's close is reported before the writer is no longer counted.
         self.watching.as_ref().is_some_and(|watching| !has_writers(self.file) && watching.has_no_event())
     }
 }
 
+/// True if a process is known to have the file open for writing now.
+pub(crate) fn is_being_written(file: &File) -> bool {
+    is_local(file) && matches!(highwire_mem::has_writers(file), Ok(true))
+}
+
 /// An inotify instance that watches one file: for a descriptor closed that was open for writing, and for bytes written.
+#[derive(Debug)]
 struct Watching {
     instance: Option<OwnedFd>,
     watch: i32,

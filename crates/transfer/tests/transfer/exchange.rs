@@ -280,6 +280,12 @@ fn a_part_that_no_receiver_left_is_not_touched() {
             assert!(!place.whole().exists());
         }
     }
+    // An empty one that another program has open to write it.
+    let other = fs::File::create(place.part()).unwrap();
+    let ends = place.exchange();
+    assert!(matches!(ends.received, Err(ReceiveError::ForeignPart { .. })), "{ends:?}");
+    assert_eq!(fs::metadata(place.part()).unwrap().len(), 0);
+    drop(other);
     // An empty one has nothing to lose.
     fs::write(place.part(), "").unwrap();
     place.assert_whole(&place.exchange());
