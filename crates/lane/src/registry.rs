@@ -90,9 +90,12 @@ struct Socket {
     device: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Claim {
     caller: Caller,
+    /// Other processes that asked for the same socket before there was a lane. Each of them sends and receives by TCP, and
+    /// would not be among the holders of a lane that the caller gets.
+    others: Vec<u32>,
     socket: Socket,
     place: Option<Place>,
     asked: Instant,
@@ -326,7 +329,7 @@ impl Registry {
         if let Some(claim) = self.claims.get_mut(&end) {
             if claim.socket.cookie == socket.cookie {
                 claim.asked = now;
-                claim.caller = caller;
+                claim.note_caller(caller);
                 place = claim.place;
             } else if let Some(old) = self.claims.remove(&end) {
                 self.leave(old.place);
@@ -336,7 +339,8 @@ impl Registry {
             if self.claims.len() >= CLAIMS_MAX {
                 return Reply::Refused(Refusal::Exhausted);
             }
-            self.claims.insert(end, Claim { caller, socket, place: None, asked: now });
+            let fresh = || Claim { caller, others: Vec::new(), socket, place: None, asked: now };
+            self.claims.entry(end).or_insert_with(fresh);
             match self.pair(end, caller) {
                 Ok(found) => place = found,
                 Err(refusal) => return Reply::Refused(refusal),
@@ -359,7 +363,7 @@ impl Registry {
     /// Gives a lane to an end whose other end has come before.
     fn pair(&mut self, end: End, caller: Caller) -> Result<Option<Place>, Refusal> {
         let mirrored = end.mirrored();
-        let Some(other) = self.claims.get(&mirrored).copied() else { return Ok(None) };
+        let Some(other) = self.claims.get(&mirrored) else { return Ok(None) };
         // A claim of a socket that is gone, whose names the kernel has given to this connection: one that was paired already,
         // with another socket than this new one, or whose process or socket is no longer there. Paired with it, this end
         // would have a lane that its real other end never comes to.
@@ -367,11 +371,17 @@ impl Registry {
             || !is_alive(other.caller.process)
             || self.is_held(mirrored, other.socket) == Some(false)
         {
+            let place = other.place;
             self.claims.remove(&mirrored);
-            self.leave(other.place);
+            self.leave(place);
             return Ok(None);
         }
-        let (region, lane) = self.free_lane([other.caller, caller]).ok_or(Refusal::Exhausted)?;
+        let is_shared = |end| self.claims.get(end).is_some_and(Claim::is_shared);
+        if is_shared(&mirrored) || is_shared(&end) {
+            return Ok(None);
+        }
+        let members = [other.caller, caller];
+        let (region, lane) = self.free_lane(members).ok_or(Refusal::Exhausted)?;
         self.regions[region].lanes[lane] = Some([mirrored, end]);
         self.lanes_used += 1;
         for (whose, side) in [(mirrored, Side::First), (end, Side::Second)] {
@@ -446,6 +456,11 @@ impl Registry {
             if claim.place.is_some() {
                 return true;
             }
+            let before = claim.others.len();
+            claim.others.retain(|other| is_alive(*other));
+            if claim.others.len() < before {
+                change(board, *end);
+            }
             let (alive, fresh) = (is_alive(claim.caller.process), now.duration_since(claim.asked) <= CLAIM_LIFE);
             if alive && !fresh {
                 // It asks again when it next has something to do, or the other end would find nobody.
@@ -518,6 +533,21 @@ impl Region {
     }
 }
 
+impl Claim {
+    fn note_caller(&mut self, caller: Caller) {
+        let before = std::mem::replace(&mut self.caller, caller).process;
+        self.others.retain(|other| *other != caller.process);
+        // More are as good as these.
+        if self.place.is_none() && before != caller.process && self.others.len() < OTHERS_MAX {
+            self.others.push(before);
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        self.others.iter().any(|other| is_alive(*other))
+    }
+}
+
 /// Changes the word of the board that an end looks at.
 fn change(board: &OwnMemory, end: End) {
     let word = BOARD_AT + 8 * end.place();
@@ -544,6 +574,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const CLAIM_LIFE: Duration = Duration::from_secs(60);
 const CALLERS_MAX: usize = 256;
 const CLAIMS_MAX: usize = 65_536;
+const OTHERS_MAX: usize = 16;
 /// What the first regions may grow by; later ones get what is left.
 const GROWTH_OF_REGION: u64 = 16 << 20;
 const _: () = assert!(CAPACITY_LEAST * 2 * 1024 + (96 << 20) < 256 << 20);

@@ -7,13 +7,15 @@ use highwire_lane::UNBORN;
 use highwire_lane::counters::{Counter, Reason, digits};
 use highwire_mem::{Process, TcpCounts, TcpState};
 use rustix::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 static SANDBOXED: AtomicBool = AtomicBool::new(false);
 static RING: AtomicBool = AtomicBool::new(false);
 /// The thread that finds out what a descriptor is; zero for none.
 static FINDER: AtomicU32 = AtomicU32::new(0);
+/// The frame from which it does, to know one that was left behind.
+static FINDER_FRAME: AtomicU64 = AtomicU64::new(0);
 /// Spawns and vforks under way, in the lower half: their children run in this memory, with descriptors of their own, and are
 /// not among the holders of what they inherit yet. In the upper half, children that stay in this memory for good.
 #[unsafe(no_mangle)]
@@ -65,24 +67,40 @@ pub(crate) extern "C" fn enter_sandbox() {
 /// signal handler that interrupted that very thread: its calls are the kernel's.
 pub(crate) fn begin_finding() -> bool {
     let thread = crate::spin::thread();
-    let mut free = 0;
+    let here = 0u8;
+    let frame = std::ptr::from_ref(&here).addr() as u64;
+    let (mut free, mut since) = (0, 0);
     loop {
         match FINDER.compare_exchange(free, thread, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => return true,
-            Err(owner) if owner == thread => return false,
-            // A thread that is gone keeps nobody waiting.
-            Err(owner) if owner != 0 && !raw::has_thread(number(), owner) => free = owner,
-            Err(_) => {
-                free = 0;
+            Ok(_) => break,
+            Err(owner) if owner == thread => {
+                if frame < FINDER_FRAME.load(Ordering::Relaxed) {
+                    return false;
+                }
+                // Left behind by a jump out of a handler.
+                break;
+            }
+            Err(0) => free = 0,
+            Err(owner) => {
+                let now = crate::spin::nanoseconds();
+                since = if since == 0 { now } else { since };
+                // A thread that is gone, or that jumped out of it, keeps no other waiting.
+                let hopeless = now.wrapping_sub(since) > FINDING_NS || !raw::has_thread(number(), owner);
+                free = if hopeless { owner } else { 0 };
                 raw::nap(50_000);
             }
         }
     }
+    FINDER_FRAME.store(frame, Ordering::Relaxed);
+    true
 }
 
 pub(crate) fn end_finding() {
-    FINDER.store(0, Ordering::Release);
+    let _ = FINDER.compare_exchange(crate::spin::thread(), 0, Ordering::Release, Ordering::Relaxed);
 }
+
+/// Longer than the registry is waited for, and for the turn to ask it.
+const FINDING_NS: u64 = 3_000_000_000;
 
 /// Whether the program uses io_uring, whose reads nobody sees.
 pub(crate) fn has_ring() -> bool {

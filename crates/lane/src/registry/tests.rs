@@ -491,6 +491,34 @@ fn another_socket_of_the_same_names_does_not_inherit_a_lane() {
 }
 
 #[test]
+fn an_end_that_two_processes_ask_for_waits_until_one_is_left() {
+    let now = Instant::now();
+    let (own, parent) = (caller(own_number()), caller(std::os::unix::process::parent_id()));
+    for (other, pairs) in [(parent, false), (caller(dead_number()), true), (own, true)] {
+        let mut registry = registry(Limits::default());
+        registry.claim(end(1), numbered(1), other, now);
+        registry.claim(end(1), numbered(1), own, now);
+        let mirrored = registry.claim(end(1).mirrored(), numbered(2), own, now);
+        assert_eq!(matches!(mirrored, Reply::Paired { .. }), pairs, "{other:?}");
+    }
+}
+
+#[test]
+fn the_other_end_is_told_when_one_of_two_processes_is_gone() {
+    let mut registry = registry(Limits::default());
+    let (now, own) = (Instant::now(), caller(own_number()));
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    registry.claim(end(1), numbered(1), caller(child.id()), now);
+    let Reply::Waiting { place, value } = registry.claim(end(1), numbered(1), own, now) else { panic!("nobody came") };
+    assert!(matches!(registry.claim(end(1).mirrored(), numbered(2), own, now), Reply::Waiting { .. }));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    registry.sweep(now);
+    assert_ne!(registry.board.memory().load64(BOARD_AT + 8 * usize::from(place)), value);
+    assert!(matches!(registry.claim(end(1), numbered(1), own, now), Reply::Paired { .. }));
+}
+
+#[test]
 fn a_claim_that_waits_is_forgotten_with_its_socket() {
     let mut registry = registry(Limits::default());
     let now = Instant::now();
