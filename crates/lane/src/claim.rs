@@ -102,7 +102,8 @@ pub fn claim(socket: BorrowedFd<'_>, patience: Patience) -> Result<Answer, Errno
         match answer {
             // More programs ask at once than may wait in its queue.
             Err(Errno::AGAIN) if patience == Patience::Much && Instant::now() < until => {
-                std::thread::sleep(BUSY_PAUSE);
+                // Not libc's, in which a thread can be cancelled.
+                let _ = rustix::thread::nanosleep(&BUSY_PAUSE);
             }
             answer => return answer,
         }
@@ -224,7 +225,7 @@ impl Silence {
 }
 
 /// Between attempts to reach a registry that is busy.
-const BUSY_PAUSE: Duration = Duration::from_millis(1);
+const BUSY_PAUSE: rustix::thread::Timespec = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 const SILENCE_LEAST_MS: u64 = 200;
 const SILENCE_MOST_MS: u64 = 60_000;
 
