@@ -490,7 +490,7 @@ impl Switchboard {
 
     fn fail_session(&mut self, number: u32, error: &ConnectError) {
         let Some(party) = self.parties.remove(&number) else { return };
-        // Whoever asked looks at its circuit, which therefore has to stay, unless it has given up before.
+        // The caller looks at its circuit, which therefore stays, unless the caller has given up before.
         let mut failed = Party::new(party.peer, true);
         failed.over = Some(Duration::ZERO);
         failed.circuits = party.circuits;

@@ -272,8 +272,8 @@ static void in_transit_client(int port) {
     say("client done");
 }
 
-/* A program that is started with the connection as its standard input and output closes one of them and goes on. */
-static void one_of_two_server(int listener) {
+/* Becomes a program that has the connection as its standard input and output, bytes unread. */
+static void become(int listener, const char *program) {
     int fd = accept_one(listener);
     struct wire wire = server_end(fd, 0);
     answer_polling(&wire, ROUNDS);
@@ -284,9 +284,12 @@ static void one_of_two_server(int listener) {
     close(fd);
     char text[16];
     snprintf(text, sizeof text, "%d", kept);
-    execl(arguments[0], arguments[0], "half", text, (char *)NULL);
+    execl(arguments[0], arguments[0], program, text, (char *)NULL);
     die("exec");
 }
+
+/* The program closes one of the two descriptors and goes on with the other one. */
+static void one_of_two_server(int listener) { become(listener, "half"); }
 
 static int half(int kept) {
     struct wire input = server_end(0, 0), output = server_end(1, 0);
@@ -313,22 +316,8 @@ static void one_of_two_client(int port) {
     say("client done");
 }
 
-/* A program that is started with the connection as its standard input and output reads and writes it by stdio, and by system
- * calls in between. */
-static void by_stdio_server(int listener) {
-    int fd = accept_one(listener);
-    struct wire wire = server_end(fd, 0);
-    answer_polling(&wire, ROUNDS);
-    let_it_come(&wire);
-    until_unread(fd, OPEN);
-    int kept = dup(1);
-    CHECK(dup2(fd, 0) == 0 && dup2(fd, 1) == 1);
-    close(fd);
-    char text[16];
-    snprintf(text, sizeof text, "%d", kept);
-    execl(arguments[0], arguments[0], "stdio", text, (char *)NULL);
-    die("exec");
-}
+/* The program reads and writes by stdio, and by system calls in between. */
+static void by_stdio_server(int listener) { become(listener, "stdio"); }
 
 static int by_stdio(int kept) {
     struct wire input = server_end(0, 0), output = server_end(1, 0);
