@@ -100,14 +100,19 @@ pub fn claim(socket: BorrowedFd<'_>, patience: Patience) -> Result<Answer, Errno
     loop {
         let answer = connect(user).and_then(|registry| claim_from(&registry, socket, until));
         match answer {
-            // More programs ask at once than may wait in its queue.
-            Err(Errno::AGAIN) if patience == Patience::Much && Instant::now() < until => {
+            // More programs ask at once than may wait in its queue, or it has no memory or descriptors left for this one.
+            Err(error) if patience == Patience::Much && may_pass(error) && Instant::now() < until => {
                 // Not libc's, in which a thread can be cancelled.
                 let _ = rustix::thread::nanosleep(&BUSY_PAUSE);
             }
             answer => return answer,
         }
     }
+}
+
+/// Whether a registry may answer after all that failed so: none is there, or another user has its name, for longer.
+fn may_pass(error: Errno) -> bool {
+    error != Errno::CONNREFUSED && error != Errno::PERM
 }
 
 /// Asks a registry that is connected to.

@@ -119,6 +119,8 @@ struct Region {
     users: BTreeSet<u32>,
     /// Ends that the lanes were given to.
     lanes: [Option<[End; 2]>; LANES],
+    /// Ends of which the last sweep found no holder, by lane and side.
+    absent: BTreeSet<(usize, usize)>,
     /// What it may grow by when all its lanes are new.
     spare: u64,
 }
@@ -472,17 +474,26 @@ impl Registry {
         self.take_back();
     }
 
-    /// Ends that no process has any more.
-    fn find_gone(&self) {
-        for region in &self.regions {
+    /// Ends that no process has any more: two sweeps in a row have found no holder. The kernel forgets the names of a socket
+    /// that was reset, so that one in a message between two processes is found nowhere until the second of them asks for it.
+    fn find_gone(&mut self) {
+        for number in 0..self.regions.len() {
+            let region = &self.regions[number];
+            let mut absent = BTreeSet::new();
             for (index, ends) in region.lanes.iter().enumerate() {
                 let (Some(ends), Some(lane)) = (ends, region.lane(index)) else { continue };
                 for (end, side) in ends.iter().zip([Side::First, Side::Second]) {
-                    if lane.state(side) != EndState::Gone && !self.has_holder(*end, lane, side) {
+                    if lane.state(side) == EndState::Gone || self.has_holder(*end, lane, side) {
+                        continue;
+                    }
+                    if region.absent.contains(&(index, side.number())) {
                         lane.set_state(side, EndState::Gone);
+                    } else {
+                        absent.insert((index, side.number()));
                     }
                 }
             }
+            self.regions[number].absent = absent;
         }
     }
 
@@ -508,6 +519,7 @@ impl Registry {
                 }
                 lane.clear();
                 region.lanes[index] = None;
+                region.absent.retain(|(absent, _)| *absent != index);
                 self.lanes_used -= 1;
                 for end in ends {
                     let here =
@@ -529,7 +541,7 @@ impl Region {
         let (memory, descriptor) = SharedMemory::create(REGION_BYTES)?;
         LaneRegion::prepare(&memory, spare);
         let users = members.map(|member| member.user).into();
-        Ok(Region { number, memory, descriptor, members, users, lanes: [None; LANES], spare })
+        Ok(Region { number, memory, descriptor, members, users, lanes: [None; LANES], absent: BTreeSet::new(), spare })
     }
 }
 

@@ -217,7 +217,7 @@ fn a_program_closes_one_of_two_descriptors_of_an_inherited_connection() {
 
 #[test]
 fn threads_use_inherited_connections_all_at_once() {
-    same("inherited", "together", Unsaid);
+    Scenario::new(&Ground::new(), "inherited", "together").logged().compare(Unsaid);
 }
 
 #[test]

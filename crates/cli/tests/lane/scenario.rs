@@ -13,6 +13,7 @@ pub struct Scenario<'a> {
     binary: PathBuf,
     name: &'a str,
     extra: Vec<String>,
+    logged: bool,
 }
 
 /// What they did.
@@ -33,7 +34,21 @@ pub enum Lane {
 
 impl<'a> Scenario<'a> {
     pub fn new(ground: &'a Ground, program: &str, name: &'a str) -> Scenario<'a> {
-        Scenario { ground, binary: compiled(program), name, extra: Vec::new() }
+        Scenario { ground, binary: compiled(program), name, extra: Vec::new(), logged: false }
+    }
+
+    /// A run that fails shows what became of each connection, too. Not for programs that have a socket as standard error.
+    pub fn logged(mut self) -> Scenario<'a> {
+        self.logged = true;
+        self
+    }
+
+    fn command(&self, way: Way) -> Command {
+        let mut command = self.ground.command(way, &self.binary);
+        if self.logged {
+            command.env("HIGHWIRE_LANES_LOG", "1");
+        }
+        command
     }
 
     /// One more argument for both roles, after the port.
@@ -44,7 +59,7 @@ impl<'a> Scenario<'a> {
 
     /// The server, which listens, and the client, not started yet.
     pub fn roles(&self, server: Way, client: Way) -> (Actor, Command) {
-        let mut command = self.ground.command(server, &self.binary);
+        let mut command = self.command(server);
         let mut actor = Actor::start(
             &format!("{} server ({server:?})", self.name),
             command.args([self.name, "server", "0"]).args(&self.extra),
@@ -54,7 +69,7 @@ impl<'a> Scenario<'a> {
         if self.name == "reuseport" {
             port = actor.told("port");
         }
-        let mut command = self.ground.command(client, &self.binary);
+        let mut command = self.command(client);
         command.args([self.name, "client", &port]).args(&self.extra);
         (actor, command)
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::claim::{Answer, Pairing, Patience, board_word, claim_from, connect_at, map, map_board};
 use crate::{Next, Published};
+use std::io::Read;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -187,7 +188,6 @@ fn an_end_that_asks_again_gets_the_lane_that_it_has() {
 
 #[test]
 fn an_end_that_asks_again_in_any_state_gets_the_lane_that_it_has() {
-    use std::io::Read;
     let served = Served::new(Limits::default());
     let same = |asked: Answer, had: &Pairing, when: &str| {
         assert!(matches!(&asked, Answer::Paired(_)), "{when}: {asked:?}");
@@ -213,6 +213,47 @@ fn an_end_that_asks_again_in_any_state_gets_the_lane_that_it_has() {
     assert_eq!(served.end().lanes_used, 2);
 }
 
+/// An end is gone when two sweeps in a row find no holder of it.
+fn sweep_twice(registry: &mut Registry, now: Instant) {
+    registry.sweep(now);
+    registry.sweep(now + SWEEP);
+}
+
+/// One that the peer has reset is in a message: the kernel knows no socket of its names any more.
+#[test]
+fn a_lane_stays_for_a_socket_that_was_reset_and_is_passed_on() {
+    let name = own_name();
+    let mut registry = Registry::listen_at(&name, Limits::default()).unwrap();
+    let now = Instant::now();
+    let (client, mut server) = connection("127.0.0.1:0");
+    let claim = |registry: &mut Registry, socket: &TcpStream| {
+        let (end, socket) = registry.identify(socket.as_fd()).expect("it has a lane, or may get one");
+        registry.claim(end, socket, caller(own_number()), now)
+    };
+    claim(&mut registry, &client);
+    let (lane, side) = place_of(&claim(&mut registry, &server));
+    let lane_of = |registry: &Registry, side| registry.regions[0].lane(lane).unwrap().state(side);
+    for side in [Side::First, Side::Second] {
+        registry.regions[0].lane(lane).unwrap().set_state(side, EndState::Joined);
+    }
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    assert!(server.read(&mut [0]).is_err(), "the peer has reset it");
+    registry.sweep(now);
+    assert_eq!([side, side.other()].map(|side| lane_of(&registry, side)), [EndState::Joined; 2]);
+    assert_eq!(
+        place_of(&claim(&mut registry, &server)),
+        (lane, side),
+        "the process that gets it finds what lies there"
+    );
+    registry.regions[0].lane(lane).unwrap().holders(side).add(own_number());
+    registry.sweep(now + SWEEP);
+    assert_eq!([side, side.other()].map(|side| lane_of(&registry, side)), [EndState::Joined, EndState::Gone]);
+    registry.regions[0].lane(lane).unwrap().holders(side).remove(own_number());
+    sweep_twice(&mut registry, now + 2 * SWEEP);
+    assert_eq!(registry.lanes_used, 0);
+}
+
 #[test]
 fn a_lane_stays_while_the_socket_is_held_by_a_process_that_is_not_known() {
     let mut registry = registry(Limits::default());
@@ -227,14 +268,14 @@ fn a_lane_stays_while_the_socket_is_held_by_a_process_that_is_not_known() {
     }
     let dead = dead_number();
     registry.claims.values_mut().for_each(|claim| claim.caller.process = dead);
-    registry.sweep(now);
+    sweep_twice(&mut registry, now);
     assert_eq!(registry.lanes_used, 1, "both sockets are open");
     client.shutdown(std::net::Shutdown::Write).unwrap();
     drop(client);
-    registry.sweep(now);
+    sweep_twice(&mut registry, now);
     assert_eq!(registry.lanes_used, 1, "one socket is open");
     drop(server);
-    registry.sweep(now);
+    sweep_twice(&mut registry, now);
     assert_eq!((registry.lanes_used, registry.claims.len()), (0, 0));
 }
 
@@ -424,13 +465,13 @@ fn a_lane_stays_while_one_end_is_held() {
     for claim in registry.claims.values_mut() {
         claim.caller.process = dead;
     }
-    registry.sweep(now);
+    sweep_twice(&mut registry, now);
     let state = |registry: &Registry, side| registry.regions[0].lane(lane).unwrap().state(side);
     assert_eq!(state(&registry, Side::First), EndState::Empty, "a process still holds it");
     assert_eq!(state(&registry, Side::Second), EndState::Gone);
     assert_eq!(registry.lanes_used, 1);
     registry.regions[0].lane(lane).unwrap().holders(Side::First).remove(own_number());
-    registry.sweep(now);
+    sweep_twice(&mut registry, now);
     assert_eq!(registry.lanes_used, 0);
     assert!(!registry.claims.contains_key(&end(2)) && !registry.claims.contains_key(&end(2).mirrored()));
 }
@@ -616,7 +657,7 @@ fn lanes_of_scribbled_memory_are_taken_back() {
     for claim in registry.claims.values_mut() {
         claim.caller.process = dead_number();
     }
-    registry.sweep(now);
+    sweep_twice(&mut registry, now);
     assert_eq!((registry.lanes_used, registry.claims.len()), (0, 0));
     let region = LaneRegion::adopt(&registry.regions[0].memory).expect("it is one again");
     assert_eq!(region.spare(), registry.regions[0].spare);
@@ -704,7 +745,7 @@ fn a_lane_is_taken_back_from_an_end_that_never_came_when_the_other_one_is_gone()
     assert_eq!(registry.lanes_used, 1, "both may still come");
     let place = registry.claims[&end(1)].place.unwrap();
     registry.regions[place.region].lane(place.lane).unwrap().set_state(Side::Second, EndState::Gone);
-    registry.sweep(now);
+    sweep_twice(&mut registry, now);
     assert_eq!(registry.lanes_used, 0);
 }
 
