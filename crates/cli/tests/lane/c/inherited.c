@@ -360,18 +360,20 @@ static void by_stdio_client(int port) {
     say("client done");
 }
 
-/* Threads of a program that was started with several connections use them all at once. */
+/* Threads of a program that was started with several connections use them all at once. Each has streams of its own: bytes of
+ * another connection are told apart. */
 #define TOGETHER 8
 
 static void together_server(int listener) {
     int fds[TOGETHER];
     for (unsigned number = 0; number < TOGETHER; number++) {
         fds[number] = accept_one(listener);
-        struct wire wire = server_end(fds[number], 0);
+        struct wire wire = server_end(fds[number], number);
         answer_polling(&wire, ROUNDS);
         let_it_come(&wire);
     }
     for (unsigned number = 0; number < TOGETHER; number++) {
+        CHECK(fds[number] < 40);
         until_unread(fds[number], OPEN);
         CHECK(dup2(fds[number], 40 + number) == (int)(40 + number));
     }
@@ -382,7 +384,8 @@ static void together_server(int listener) {
 static pthread_barrier_t all_there;
 
 static void *read_together(void *argument) {
-    struct wire wire = server_end((int)(intptr_t)argument, 0);
+    int fd = (int)(intptr_t)argument;
+    struct wire wire = server_end(fd, fd - 40);
     wire.got = conversation();
     wire.sent = answers();
     pthread_barrier_wait(&all_there);
@@ -404,7 +407,7 @@ static int together_readers(void) {
 static void together_client(int port) {
     struct wire wires[TOGETHER];
     for (unsigned number = 0; number < TOGETHER; number++) {
-        wires[number] = client_end(connect_to(port), 0);
+        wires[number] = client_end(connect_to(port), number);
         ask_polling(&wires[number], ROUNDS);
         put(&wires[number], UNREAD);
     }
