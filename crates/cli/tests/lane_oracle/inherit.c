@@ -1,9 +1,12 @@
-/* A connection in another program: it is started with the descriptor, or is sent it, asks, receives and sends. */
+/* A connection in another process: it is started with the descriptor, or is sent it, asks, receives and sends. The one that
+ * had it before keeps it, or closes it and gets it back at the end. */
 #define _GNU_SOURCE
 #include "oracle.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -29,7 +32,7 @@ struct errand {
     enum first_question first;
     uint32_t length, send_length;
     uint64_t key, offset;
-    bool done;
+    bool handed, done;
     long asked, received, sent;
     int receive_error, send_error;
     unsigned char data[DATA_MAX];
@@ -77,12 +80,13 @@ static long ask_first(int descriptor, enum first_question first)
     }
 }
 
-int inherited_program(void)
+/* In the other process. */
+static void do_errand(struct errand *errand, int connection, int channel)
 {
-    struct errand *errand = mmap(NULL, sizeof *errand, PROT_READ | PROT_WRITE, MAP_SHARED, RESULTS_AT, 0);
-    if (errand == MAP_FAILED)
-        return 2;
-    int descriptor = errand->way == INHERIT_MESSAGE ? receive_descriptor(CHANNEL_AT) : CONNECTION_AT;
+    int descriptor = errand->way == INHERIT_MESSAGE ? receive_descriptor(channel) : connection;
+    char gone;
+    if (errand->handed && recv(channel, &gone, 1, 0) != 1)
+        return;
     errand->asked = ask_first(descriptor, errand->first);
     if (errand->length > 0) {
         errand->received = recv(descriptor, errand->data, errand->length, MSG_DONTWAIT);
@@ -95,63 +99,79 @@ int inherited_program(void)
         errand->sent = send(descriptor, bytes, errand->send_length, MSG_NOSIGNAL | MSG_DONTWAIT);
         errand->send_error = errno;
     }
+    if (errand->handed)
+        send_descriptor(channel, descriptor);
     errand->done = true;
+}
+
+int inherited_program(void)
+{
+    struct errand *errand = mmap(NULL, sizeof *errand, PROT_READ | PROT_WRITE, MAP_SHARED, RESULTS_AT, 0);
+    if (errand == MAP_FAILED)
+        return 2;
+    do_errand(errand, CONNECTION_AT, CHANNEL_AT);
     return 0;
 }
 
 static char own_path[4096];
 static char *const program[] = {own_path, "--inherited", NULL};
 
-/* In the child; `fd` stays where it is, for its parent too, in whose memory this may run. */
+/* In the child; descriptors stay where they are, for its parent too, in whose memory this may run. */
 static void become_program(int connection, int results, int channel)
 {
-    if (dup2(results, RESULTS_AT) == RESULTS_AT && (connection < 0 || dup2(connection, CONNECTION_AT) == CONNECTION_AT) &&
-        (channel < 0 || dup2(channel, CHANNEL_AT) == CHANNEL_AT))
+    if (dup2(results, RESULTS_AT) == RESULTS_AT && dup2(channel, CHANNEL_AT) == CHANNEL_AT &&
+        (connection < 0 || dup2(connection, CONNECTION_AT) == CONNECTION_AT))
         execve(own_path, program, environ);
     _exit(127);
 }
 
-__attribute__((noinline)) static pid_t by_vfork(int connection, int results)
+__attribute__((noinline)) static pid_t by_vfork(int connection, int results, int channel)
 {
     pid_t child = vfork();
     if (child == 0)
-        become_program(connection, results, -1);
+        become_program(connection, results, channel);
     return child;
 }
 
-static pid_t by_spawn(int connection, int results)
+static pid_t by_spawn(int connection, int results, int channel)
 {
     posix_spawn_file_actions_t actions;
     pid_t child = -1;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, connection, CONNECTION_AT);
     posix_spawn_file_actions_adddup2(&actions, results, RESULTS_AT);
+    posix_spawn_file_actions_adddup2(&actions, channel, CHANNEL_AT);
     if (posix_spawn(&child, own_path, &actions, NULL, program, environ) != 0)
         child = -1;
     posix_spawn_file_actions_destroy(&actions);
     return child;
 }
 
-static pid_t by_message(int connection, int results)
+static pid_t by_fork(struct errand *errand, int connection, int channel)
 {
-    int pair[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
-        exit(2);
     pid_t child = fork();
-    if (child == 0)
-        become_program(-1, results, pair[1]);
-    send_descriptor(pair[0], connection);
-    close(pair[0]);
-    close(pair[1]);
+    if (child == 0) {
+        do_errand(errand, connection, channel);
+        _exit(0);
+    }
     return child;
+}
+
+static int state_of(int descriptor)
+{
+    struct tcp_info info = {0};
+    unsigned length = sizeof info;
+    raw6(SYS_getsockopt, descriptor, IPPROTO_TCP, TCP_INFO, (long)&info, (long)&length, 0);
+    return info.tcpi_state;
 }
 
 void perform_inherit(const struct call *call, struct outcome *outcome)
 {
-    int descriptor = descriptor_of(call->slot), status = -1;
+    int descriptor = descriptor_of(call->slot), status = -1, pair[2];
     int results = (int)raw3(SYS_memfd_create, (long)"errand", MFD_CLOEXEC, 0);
     if (results < 0 || raw3(SYS_ftruncate, results, sizeof(struct errand), 0) != 0 ||
-        raw3(SYS_readlink, (long)"/proc/self/exe", (long)own_path, sizeof own_path - 1) <= 0)
+        raw3(SYS_readlink, (long)"/proc/self/exe", (long)own_path, sizeof own_path - 1) <= 0 ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         exit(2);
     struct errand *errand = mmap(NULL, sizeof *errand, PROT_READ | PROT_WRITE, MAP_SHARED, results, 0);
     if (errand == MAP_FAILED)
@@ -162,6 +182,8 @@ void perform_inherit(const struct call *call, struct outcome *outcome)
     errand->send_length = call->expected;
     errand->key = call->key;
     errand->offset = call->offset;
+    errand->handed = call->handed;
+    note(outcome, " state=%d", state_of(descriptor));
     /* Most programs keep their connections from others, and give them away on purpose. */
     int kept = (int)raw3(SYS_fcntl, descriptor, F_GETFD, 0);
     if (call->value)
@@ -171,12 +193,30 @@ void perform_inherit(const struct call *call, struct outcome *outcome)
     case INHERIT_EXEC:
         child = fork();
         if (child == 0)
-            become_program(descriptor, results, -1);
+            become_program(descriptor, results, pair[1]);
         break;
-    case INHERIT_VFORK: child = by_vfork(descriptor, results); break;
-    case INHERIT_SPAWN: child = by_spawn(descriptor, results); break;
-    default: child = by_message(descriptor, results);
+    case INHERIT_VFORK: child = by_vfork(descriptor, results, pair[1]); break;
+    case INHERIT_SPAWN: child = by_spawn(descriptor, results, pair[1]); break;
+    case INHERIT_FORK: child = by_fork(errand, descriptor, pair[1]); break;
+    default:
+        child = fork();
+        if (child == 0)
+            become_program(-1, results, pair[1]);
+        send_descriptor(pair[0], descriptor);
     }
+    close(pair[1]);
+    if (call->handed) {
+        char gone = 1;
+        close(descriptor);
+        if (send(pair[0], &gone, 1, MSG_NOSIGNAL) != 1)
+            exit(2);
+        int back = receive_descriptor(pair[0]);
+        if (back >= 0 && back != descriptor) {
+            dup2(back, descriptor);
+            close(back);
+        }
+    }
+    close(pair[0]);
     if (child < 0 || raw6(SYS_wait4, child, (long)&status, 0, 0, 0, 0) != child)
         exit(2);
     raw3(SYS_fcntl, descriptor, F_SETFD, kept);

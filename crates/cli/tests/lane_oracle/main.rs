@@ -343,6 +343,7 @@ const CALLS: &[&str] = &[
     "in another program by exec ",
     "in another program by vfork ",
     "in another program by spawn ",
+    "in a child by fork ",
     "in another program by message ",
 ];
 
@@ -380,6 +381,11 @@ const SEEN: &[&str] = &[
     "by s",
     " while\n",
     "= 1 s7=IN",
+    ", handed over",
+    " state=1 ",
+    " state=5 ",
+    " state=7 ",
+    " state=8 ",
 ];
 
 const QUICK: Duration = Duration::from_secs(17);

@@ -8,7 +8,7 @@
  *   perform.c   one call of libc, in the process that has the descriptor
  *   descriptors.c  what makes, copies, closes, configures and asks them
  *   waits.c     the calls that wait for readiness
- *   inherit.c   another program, which has the descriptor by exec, vfork, spawn or a message
+ *   inherit.c   another process, which has the descriptor by fork, exec, vfork, spawn or a message
  *
  * What TCP never does, and what the model did not expect, is marked with !! in the trace.
  *
@@ -49,7 +49,7 @@ enum kind {
     KIND_CONNECT,
     KIND_ACCEPT,
     KIND_PIPE,
-    KIND_INHERIT,       /* another program has the descriptor, and uses it */
+    KIND_INHERIT,       /* another process has the descriptor, and uses it */
     KIND_OTHER_MAKE,    /* a descriptor that is no connection, of the kind that its way says */
     KIND_OTHER_RAISE,   /* becomes readable */
     KIND_OTHER_CLEAR,   /* is not any more */
@@ -88,7 +88,7 @@ enum duplication { BY_DUP, BY_DUP2, BY_DUP3, BY_DUPFD, BY_DUPFD_CLOEXEC };
 enum closing { BY_CLOSE, BY_CLOSE_RANGE, BY_CLOSEFROM, BY_DUP2_OVER };
 
 /* How a program comes to a descriptor, and what it asks of it first. */
-enum inheritance { INHERIT_EXEC, INHERIT_VFORK, INHERIT_SPAWN, INHERIT_MESSAGE };
+enum inheritance { INHERIT_EXEC, INHERIT_VFORK, INHERIT_SPAWN, INHERIT_FORK, INHERIT_MESSAGE };
 enum first_question { FIRST_NOTHING, FIRST_POLL, FIRST_UNREAD, FIRST_EPOLL, FIRST_QUESTIONS };
 
 /* Who makes the call: the process's first thread, another one, or a forked child that then exits. */
@@ -122,6 +122,7 @@ struct call {
     uint32_t rescue_length;
     uint32_t delay_us;  /* before the call */
     int place;          /* ANYWHERE, a CPU from 1, or 0: where it is */
+    bool handed;        /* whoever had the descriptor closes it, and gets it back from the process that inherits it */
     bool recorded;      /* its outcome is written to the trace; only such calls are made wrong on purpose */
     int watched;
     struct watch watch[WATCHED_MAX];
@@ -134,7 +135,7 @@ struct outcome {
     int disturbed;      /* whether the disturbing signal came */
     bool wrong;         /* this was made wrong on purpose */
     uint32_t bytes;     /* of data */
-    long sent;          /* by a program that inherited the descriptor */
+    long sent;          /* by a process that inherited the descriptor */
     char note[NOTE_MAX];
 };
 

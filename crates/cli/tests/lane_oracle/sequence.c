@@ -79,7 +79,8 @@ static const char *way_name(const struct call *call)
     static const char *const duplications[] = {"dup", "dup2", "dup3", "F_DUPFD", "F_DUPFD_CLOEXEC"};
     static const char *const closings[] = {"close", "close_range", "closefrom", "dup2 over"};
     static const char *const inheritances[] = {"in another program by exec", "in another program by vfork",
-                                               "in another program by spawn", "in another program by message"};
+                                               "in another program by spawn", "in a child by fork",
+                                               "in another program by message"};
     static const char *const raised[] = {"raise the eventfd", "raise the timerfd", "raise the listener"};
     static const char *const cleared[] = {"clear the eventfd", "clear the timerfd", "clear the listener"};
     static const char *const controls[] = {"", "EPOLL_CTL_ADD", "EPOLL_CTL_DEL", "EPOLL_CTL_MOD"};
@@ -163,8 +164,8 @@ static void describe_arguments(char *text, size_t room, const struct call *call)
         used = (size_t)snprintf(text, room, " to s%d", call->other);
         break;
     case KIND_INHERIT:
-        used = (size_t)snprintf(text, room, " question %d, receive %u, send %u%s", call->other, call->length, call->expected,
-                                call->value ? ", closed by exec" : "");
+        used = (size_t)snprintf(text, room, " question %d, receive %u, send %u%s%s", call->other, call->length, call->expected,
+                                call->value ? ", closed by exec" : "", call->handed ? ", handed over" : "");
         break;
     default:
         text[0] = 0;
@@ -664,7 +665,15 @@ static void step_descriptor(void)
     }
 }
 
-/* Another program has the connection too, for a while. */
+static bool has_sets(int process)
+{
+    bool any = false;
+    for (size_t i = 0; i < sizeof world.set / sizeof world.set[0]; i++)
+        any |= world.set[i].slot >= 0 && world.set[i].process == process;
+    return any;
+}
+
+/* Another process has the connection for a while, beside this one or in its place. */
 static void step_inherit(void)
 {
     int number, which;
@@ -680,8 +689,10 @@ static void step_inherit(void)
     call.other = (int)draw(FIRST_QUESTIONS);
     call.flags = MSG_DONTWAIT;
     call.value = draw(2);
+    /* A set goes on watching what is closed here and open elsewhere. */
+    call.handed = connection->end[which].aliases == 1 && !has_sets(connection->end[which].process) && chance(50);
     /* One that is passed on is plain from then on: what its lane has is read there, as the close of it takes for granted. */
-    call.length = call.way == INHERIT_MESSAGE ? UNREAD_MAX : chance(80) ? any_length(unread(number, which)) : 0;
+    call.length = call.way == INHERIT_MESSAGE && !call.handed ? UNREAD_MAX : chance(80) ? any_length(unread(number, which)) : 0;
     bool has_room = unread(number, 1 - which) < UNREAD_MAX / 2 && out->sends_unread < 3 * SENDS_UNREAD_MAX;
     call.expected = has_room && chance(60) ? 1 + draw(chance(70) ? 60 : 3000) : 0;
     call.key = out->key;
