@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use highwire_lane::counters::{
     COUNTERS, Counter, HEADER_WORDS, MAGIC, PROCESS_WORD, Reason, SLOT_WORDS, SWITCH_WORD, directory,
 };
-use highwire_lane::program::{self, Unfit};
+use highwire_lane::program::{self, LIBRARY, Unfit};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use std::collections::HashSet;
@@ -231,14 +231,14 @@ fn noted_plain(process: u32, owner: u32) -> Option<PlainReason> {
 /// Why a process has no lanes that was to have them, since a program under Highwire started it. What the kernel tells of it
 /// is enough.
 fn inherited_plain(process: u32) -> Option<PlainReason> {
-    let read = |what: &str| fs::read(format!("/proc/{process}/{what}")).ok();
-    let contains = |text: &[u8], part: &str| text.windows(part.len()).any(|window| window == part.as_bytes());
-    let preloads = |variable: &[u8]| variable.starts_with(b"LD_PRELOAD=") && contains(variable, LIBRARY);
-    if !read("environ")?.split(|byte| *byte == 0).any(preloads) {
-        return None;
+    let environment = of_process(process, "environ")?;
+    let maps = of_process(process, "maps").filter(|maps| !maps.is_empty())?;
+    let is_loaded = contains(&maps, LIBRARY);
+    if !environment.split(|byte| *byte == 0).any(program::preloads) {
+        let starter = || of_process(parent(process)?, "maps").filter(|maps| contains(maps, LIBRARY));
+        return (!is_loaded && starter().is_some()).then(|| Unfit::Environment.into());
     }
-    let maps = read("maps").filter(|maps| !maps.is_empty())?;
-    if !contains(&maps, LIBRARY) {
+    if !is_loaded {
         // One that is just being started has not loaded it yet.
         return program::unfit_process(process).map(PlainReason::from);
     }
@@ -246,7 +246,15 @@ fn inherited_plain(process: u32) -> Option<PlainReason> {
     if names.any(program::is_sanitizer) {
         return Some(Unfit::Sanitizer.into());
     }
-    has_filter(&String::from_utf8_lossy(&read("status")?)).then(|| Unfit::Filter.into())
+    has_filter(&String::from_utf8_lossy(&of_process(process, "status")?)).then(|| Unfit::Filter.into())
+}
+
+fn of_process(process: u32, what: &str) -> Option<Vec<u8>> {
+    fs::read(format!("/proc/{process}/{what}")).ok()
+}
+
+fn contains(text: &[u8], part: &str) -> bool {
+    text.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
 /// Whether a process of this status has a seccomp filter.
@@ -256,10 +264,19 @@ pub(crate) fn has_filter(status: &str) -> bool {
 
 /// When a process was started, in the kernel's ticks: a later process of the same number has another time.
 fn started(process: u32) -> Option<u64> {
-    let text = fs::read(format!("/proc/{process}/stat")).ok()?;
+    status_number(process, 19)
+}
+
+fn parent(process: u32) -> Option<u32> {
+    status_number(process, 1)?.try_into().ok()
+}
+
+/// A field of `/proc/PID/stat`, counted from the state.
+fn status_number(process: u32, field: usize) -> Option<u64> {
+    let text = of_process(process, "stat")?;
     let text = String::from_utf8_lossy(&text);
-    // The name is in parentheses and may contain any; the state is the first field after it, the time the twentieth.
-    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    // The name before them is in parentheses and may contain any.
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(field)?.parse().ok()
 }
 
 /// Where it is written down that a process of this user runs plain: the first that can be written.
@@ -278,8 +295,6 @@ fn program_of(process: u32) -> String {
 /// Before the number of a process that runs plain, in the name of a file.
 pub(crate) const PLAIN_PREFIX: &str = "plain-";
 const PLAIN_BYTES_MAX: u64 = 4096;
-/// In the path of the library that is preloaded.
-const LIBRARY: &str = "/libhighwire-";
 
 /// Whose processes are to be seen.
 fn users() -> anyhow::Result<Vec<u32>> {

@@ -26,11 +26,13 @@ pub enum Unfit {
     Sanitizer,
     /// A seccomp filter was there before the program.
     Filter,
+    /// Its environment does not name the library.
+    Environment,
 }
 
 impl Unfit {
     /// Every reason.
-    pub const ALL: [Unfit; 8] = [
+    pub const ALL: [Unfit; 9] = [
         Unfit::SetUser,
         Unfit::Capabilities,
         Unfit::Bits32,
@@ -39,6 +41,7 @@ impl Unfit {
         Unfit::Go,
         Unfit::Sanitizer,
         Unfit::Filter,
+        Unfit::Environment,
     ];
 
     /// The reason for programs that read it.
@@ -52,6 +55,7 @@ impl Unfit {
             Unfit::Go => "go",
             Unfit::Sanitizer => "sanitizer",
             Unfit::Filter => "filter",
+            Unfit::Environment => "environment",
         }
     }
 
@@ -71,9 +75,21 @@ impl Unfit {
             Unfit::Go => "it is a Go program, which makes its system calls itself",
             Unfit::Sanitizer => "it has the runtime of a sanitizer, which has to see every call",
             Unfit::Filter => "a seccomp filter limits its system calls since before it started",
+            Unfit::Environment => {
+                "it was started with an environment without Highwire's library (LD_PRELOAD), as `env -i` and `sudo` do"
+            }
         }
     }
 }
+
+/// Whether a variable of an environment has the library loaded.
+pub fn preloads(variable: &[u8]) -> bool {
+    let names = |path: &[u8]| path.windows(LIBRARY.len()).any(|part| part == LIBRARY.as_bytes());
+    variable.strip_prefix(b"LD_PRELOAD=").is_some_and(names)
+}
+
+/// In the path of the library.
+pub const LIBRARY: &str = "/libhighwire-";
 
 /// Whether the program at a path, or the interpreter of a script there, would not load the library or would not use it.
 /// Nothing is said of a file that cannot be read, or that is no program.

@@ -6,7 +6,7 @@ use crate::raw;
 use highwire_lane::counters::Reason;
 use highwire_lane::program::Unfit;
 use libc::{c_char, c_int};
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use std::ffi::CStr;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +62,7 @@ pub(crate) fn tell_plain(why: Unfit) {
 /// # Safety
 /// As for `execve`, or for `execvp` if it is searched for.
 #[unsafe(export_name = "hw_tell_program")]
-unsafe extern "C" fn tell_program(path: *const c_char, searched: c_int) {
+unsafe extern "C" fn tell_program(path: *const c_char, searched: c_int, environment: *const *const c_char) {
     if !WANTED.load(Ordering::Relaxed) || process::is_sandboxed() || path.is_null() {
         return;
     }
@@ -70,22 +70,72 @@ unsafe extern "C" fn tell_program(path: *const c_char, searched: c_int) {
     let path = unsafe { CStr::from_ptr(path) };
     let mut place = [0; PATH_MAX];
     let found = if searched != 0 && !path.to_bytes().contains(&b'/') { search(path, &mut place) } else { Some(path) };
-    let Some(path) = found else { return };
-    if let Some(why) = highwire_lane::program::unfit(path) {
+    let Some(path) = found.filter(|path| rustix::fs::access(*path, rustix::fs::Access::EXEC_OK).is_ok()) else {
+        return;
+    };
+    // SAFETY: by the contract.
+    let cleared = || unsafe { is_cleared(environment) }.then_some(Unfit::Environment);
+    if let Some(why) = highwire_lane::program::unfit(path).or_else(cleared) {
         tell_start(path.to_bytes(), why);
     }
 }
 
-/// The same for a program that is executed by its descriptor.
-#[unsafe(export_name = "hw_tell_file")]
-extern "C" fn tell_file(fd: c_int) {
-    if WANTED.load(Ordering::Relaxed) && !process::is_sandboxed() && fd >= 0 {
-        // SAFETY: the program's descriptor, which it is about to execute.
-        let file = unsafe { BorrowedFd::borrow_raw(fd) };
-        if let Some(why) = highwire_lane::program::unfit_file(file) {
-            tell_start(b"an open file", why);
-        }
+/// The same for a program that is executed by a descriptor, or by a path from there on.
+///
+/// # Safety
+/// As for `execveat`.
+#[unsafe(export_name = "hw_tell_program_at")]
+unsafe extern "C" fn tell_program_at(
+    folder: c_int,
+    path: *const c_char,
+    environment: *const *const c_char,
+    flags: c_int,
+) {
+    if !WANTED.load(Ordering::Relaxed) || process::is_sandboxed() || path.is_null() {
+        return;
     }
+    // SAFETY: by the contract, a string.
+    let name = unsafe { CStr::from_ptr(path) };
+    if folder == libc::AT_FDCWD || name.to_bytes().first() == Some(&b'/') {
+        // SAFETY: by the contract.
+        return unsafe { tell_program(path, 0, environment) };
+    }
+    if folder < 0 {
+        return;
+    }
+    // SAFETY: the program's descriptor, by which it is about to execute another one.
+    let folder = unsafe { BorrowedFd::borrow_raw(folder) };
+    let opened;
+    let file = if name.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+        folder
+    } else {
+        let how = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat(folder, name, how, rustix::fs::Mode::empty()) else { return };
+        opened = file;
+        opened.as_fd()
+    };
+    // SAFETY: by the contract.
+    let cleared = || unsafe { is_cleared(environment) }.then_some(Unfit::Environment);
+    if let Some(why) = highwire_lane::program::unfit_file(file).or_else(cleared) {
+        tell_start(if name.is_empty() { b"an open file" } else { name.to_bytes() }, why);
+    }
+}
+
+/// Whether a program with this environment is started without the library.
+///
+/// # Safety
+/// As for `execve`.
+unsafe fn is_cleared(environment: *const *const c_char) -> bool {
+    let variables = (0..).map_while(|number| {
+        // SAFETY: strings up to a null pointer, by the contract.
+        let variable = unsafe {
+            environment.as_ref()?;
+            *environment.add(number)
+        };
+        // SAFETY: the same.
+        (!variable.is_null()).then(|| unsafe { CStr::from_ptr(variable) })
+    });
+    !variables.into_iter().any(|variable| highwire_lane::program::preloads(variable.to_bytes()))
 }
 
 fn tell_start(path: &[u8], why: Unfit) {

@@ -58,6 +58,22 @@ fn a_program_under_a_filter_is_told_and_listed() {
     child_is_told_and_listed(&ground, &program, &["FILTER=yes", program.to_str().unwrap()], "filter");
 }
 
+/// `env` replaces itself by `execvp`, a program here by `execveat` and `fexecve`.
+#[test]
+fn a_program_without_the_library_in_its_environment_is_told_and_listed() {
+    let ground = Ground::new();
+    let program = stays(&[]);
+    child_is_told_and_listed(&ground, &program, &["-u", "LD_PRELOAD"], "environment");
+    for how in ["at", "in", "by"] {
+        child_is_told_and_listed(
+            &ground,
+            &program,
+            &[&format!("EXECUTE={how}"), program.to_str().unwrap()],
+            "environment",
+        );
+    }
+}
+
 #[test]
 fn a_program_with_file_capabilities_is_told_and_listed() {
     if !is_root("file capabilities under Highwire") {

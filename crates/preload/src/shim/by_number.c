@@ -86,8 +86,7 @@ long EXPORTED(syscall)(long number, long a, long b, long c, long d, long e, long
     case SYS_execve:
         return EXPORTED(execve)((const char *)a, (char *const *)b, (char *const *)c);
     case SYS_execveat:
-        hw_before_exec();
-        break;
+        return EXPORTED(execveat)((int)a, (const char *)b, (char *const *)c, (char *const *)d, (int)e);
     case SYS_pidfd_getfd:
         return found(real_syscall(number, a, b, c, d, e, f));
     case SYS_io_uring_setup:

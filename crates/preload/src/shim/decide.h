@@ -97,8 +97,8 @@ int hw_may_ask_for_signals(void);
 void hw_abandoned(const struct inside *);
 
 // A program is about to be executed (log.rs).
-void hw_tell_program(const char *path, int searched);
-void hw_tell_file(int fd);
+void hw_tell_program(const char *path, int searched, char *const environment[]);
+void hw_tell_program_at(int folder, const char *path, char *const environment[], int flags);
 
 // Forks, new programs, sandboxes (process.rs).
 void hw_before_fork(void);

@@ -50,31 +50,32 @@ int EXPORTED(clone)(int (*function)(void *), void *stack, int flags, void *argum
         return call;                                                                                                   \
     } while (0)
 
-// TELL(program, searched): the log names programs that will run plain.
-#define TELL(program, searched) KEEPING_ERRNO(hw_tell_program(program, searched));
+// TELL(program, searched, environment): the log names programs that will run plain.
+#define TELL(program, searched, environment) KEEPING_ERRNO(hw_tell_program(program, searched, environment));
 
 int EXPORTED(execve)(const char *path, char *const arguments[], char *const environment[]) {
-    TELL(path, 0)
+    TELL(path, 0, environment)
     BEFORE_EXEC(real_execve(path, arguments, environment));
 }
 int EXPORTED(execv)(const char *path, char *const arguments[]) {
-    TELL(path, 0)
+    TELL(path, 0, environ)
     ENSURE(execv) BEFORE_EXEC(real_execv(path, arguments));
 }
 int EXPORTED(execvp)(const char *file, char *const arguments[]) {
-    TELL(file, 1)
+    TELL(file, 1, environ)
     ENSURE(execvp) BEFORE_EXEC(real_execvp(file, arguments));
 }
 int EXPORTED(execvpe)(const char *file, char *const arguments[], char *const environment[]) {
-    TELL(file, 1)
+    TELL(file, 1, environment)
     ENSURE(execvpe) BEFORE_EXEC(real_execvpe(file, arguments, environment));
 }
 int EXPORTED(fexecve)(int fd, char *const arguments[], char *const environment[]) {
-    KEEPING_ERRNO(hw_tell_file(fd));
+    KEEPING_ERRNO(hw_tell_program_at(fd, "", environment, AT_EMPTY_PATH));
     ENSURE(fexecve) BEFORE_EXEC(real_fexecve(fd, arguments, environment));
 }
 
 int EXPORTED(execveat)(int folder, const char *path, char *const arguments[], char *const environment[], int flags) {
+    KEEPING_ERRNO(hw_tell_program_at(folder, path, environment, flags));
     ENSURE(execveat) BEFORE_EXEC(real_execveat(folder, path, arguments, environment, flags));
 }
 
@@ -123,7 +124,7 @@ static void ended(void *unused) {
                        const posix_spawnattr_t *attributes, char *const arguments[], char *const environment[]) {      \
         ENSURE(name)                                                                                                   \
         pid_t started = 0;                                                                                             \
-        TELL(program, searched)                                                                                        \
+        TELL(program, searched, environment)                                                                           \
         hw_before_spawn();                                                                                             \
         int result = real_##name(&started, program, actions, attributes, arguments, environment);                      \
         hw_after_spawn(result == 0 ? started : 0);                                                                     \
@@ -140,6 +141,7 @@ int EXPORTED(system)(const char *command) {
     if (command == NULL)
         return real_system(NULL);
     int result;
+    TELL("/bin/sh", 0, environ)
     hw_before_spawn();
     pthread_cleanup_push(ended, NULL);
     result = real_system(command);
@@ -150,6 +152,7 @@ int EXPORTED(system)(const char *command) {
 
 FILE *EXPORTED(popen)(const char *command, const char *kind) {
     ENSURE(popen)
+    TELL("/bin/sh", 0, environ)
     hw_before_spawn();
     FILE *stream = real_popen(command, kind);
     KEEPING_ERRNO(stream != NULL ? hw_after_unknown_spawn() : hw_after_spawn(0));
