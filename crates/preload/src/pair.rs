@@ -102,21 +102,13 @@ pub(crate) fn ask_at_once(slot: &Slot, fd: c_int) {
 
 #[cold]
 fn ask(slot: &Slot, fd: c_int, calls: u32) {
-    if process::is_sandboxed() || process::has_ring() || switched_off() {
-        explain(
-            slot,
-            if process::is_sandboxed() {
-                Reason::Sandbox
-            } else if switched_off() {
-                Reason::SwitchedOff
-            } else {
-                Reason::Ring
-            },
-        );
-        return;
-    }
     // Who waits asks again when the registry says that something has changed.
     let board = slot.board.load(Ordering::Relaxed);
+    let patience = if board == BOARD_LEFT { Patience::Much } else { Patience::Little };
+    // What another process has left in a lane is read all the same, where that takes no forbidden call.
+    if let Some(reason) = unwanted().filter(|reason| patience == Patience::Little || *reason == Reason::Sandbox) {
+        return explain(slot, reason);
+    }
     if board == BOARD_REFUSED || board != 0 && board_word(board >> 48) == Some(board & BOARD_MASK) {
         return;
     }
@@ -124,7 +116,6 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
     if asked != 0 && calls.wrapping_sub(asked) < CALLS {
         return;
     }
-    let patience = if board == BOARD_LEFT { Patience::Much } else { Patience::Little };
     let silent = patience == Patience::Little && SILENCE.holds(milliseconds());
     if slot.quiet().is_none() || silent {
         return;
@@ -139,10 +130,21 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
         return;
     }
     slot.asked_at_calls.store(calls.max(1), Ordering::Relaxed);
-    if may_have_lane(slot, fd) && crate::MEMORY.has_room() {
+    if (may_have_lane(slot, fd) || patience == Patience::Much) && crate::MEMORY.has_room() {
         claim_lane(slot, fd, patience);
     }
     ASKING.store(false, Ordering::Release);
+}
+
+/// Why this process asks for no lanes now.
+fn unwanted() -> Option<Reason> {
+    if process::is_sandboxed() {
+        Some(Reason::Sandbox)
+    } else if switched_off() {
+        Some(Reason::SwitchedOff)
+    } else {
+        process::has_ring().then_some(Reason::Ring)
+    }
 }
 
 /// One thread asks at a time. Bytes that lie in a lane come before those of TCP: where there may be some, a thread waits for
@@ -270,6 +272,8 @@ fn join(slot: &Slot, fd: c_int, pairing: &Pairing, patience: Patience) {
         return;
     };
     crate::spin::prepare();
+    // Of a connection that another process had before, only what lies in the lane may be wanted.
+    let plain = if slot.has(flag::PLAIN) { Some(Reason::Port) } else { process::has_ring().then_some(Reason::Ring) };
     // Counted from here on, by whoever else sends or receives; nobody looks or publishes yet.
     slot.set(flag::ADOPTING);
     slot.set_lane(place, pairing.lane, pairing.side);
@@ -318,6 +322,9 @@ fn join(slot: &Slot, fd: c_int, pairing: &Pairing, patience: Patience) {
     tell(slot, fd, Reason::Paired);
     crate::epoll::note_lane(slot);
     end.lane.set_state(end.side, EndState::Joined);
+    if let Some(reason) = plain {
+        slot.make_plain(reason);
+    }
 }
 
 /// The place of a region in the table, which is mapped if it is not yet.

@@ -1,6 +1,7 @@
 /* A connection changes hands with bytes unread, in each state that it can be in, and in each way that there is to hand it
  * over: the process that has it then reads every byte, and what it answers arrives whole. */
 #include "lane.h"
+#include <linux/io_uring.h>
 #include <spawn.h>
 
 #define ROUNDS 100
@@ -202,6 +203,8 @@ static void inherited_server(int listener) {
         let_it_come(&wire);
         if (tag % STATES == SELF_SHUT || tag % STATES == BOTH_SHUT) CHECK(shutdown(fd, SHUT_WR) == 0);
         until_unread(fd, tag % STATES);
+        /* The test looks whether the bytes lie in a lane. */
+        if (tag == OPEN) hold();
         pid_t child = start_reader(fd, tag, pair[0]);
         close(fd);
         if (child > 0) expect_child(child);
@@ -474,6 +477,49 @@ static void shared_at_once_client(int port) {
     say("client done");
 }
 
+/* Programs that have no lanes of their own are started with a connection: one uses io_uring, one may not have any at its port. */
+static const char *const unwilling_names[] = {"with a ring", "of another port"};
+#define UNWILLING 2
+
+static void unwilling_server(int listener) {
+    for (unsigned number = 0; number < UNWILLING; number++) {
+        int fd = accept_one(listener);
+        struct wire wire = server_end(fd, 0);
+        answer_polling(&wire, ROUNDS);
+        let_it_come(&wire);
+        until_unread(fd, OPEN);
+        pid_t child = fork_child();
+        if (child == 0) {
+            if (number == 1) setenv("HIGHWIRE_LANES_NEVER", "1-65535", 1);
+            if (dup2(fd, 40) == 40) execl(arguments[0], arguments[0], "unwilling-reader", unwilling_names[number], (char *)NULL);
+            _exit(127);
+        }
+        close(fd);
+        expect_child(child);
+    }
+    say("server done");
+}
+
+static int unwilling(const char *name) {
+    struct io_uring_params parameters = {0};
+    if (strcmp(name, unwilling_names[0]) == 0 && syscall(SYS_io_uring_setup, 8, &parameters) < 0)
+        say("io_uring is forbidden here");
+    finish(40, OPEN);
+    return 0;
+}
+
+static void unwilling_client(int port) {
+    for (unsigned number = 0; number < UNWILLING; number++) {
+        struct wire wire = client_end(connect_to(port), 0);
+        ask_polling(&wire, ROUNDS);
+        put(&wire, UNREAD);
+        take(&wire, ANSWER);
+        expect_end(&wire);
+        close(wire.fd);
+    }
+    say("client done");
+}
+
 static const struct scenario scenarios[] = {
     {"inherited", inherited_server, inherited_client},
     {"in_transit", in_transit_server, in_transit_client},
@@ -481,6 +527,7 @@ static const struct scenario scenarios[] = {
     {"by_stdio", by_stdio_server, by_stdio_client},
     {"shared_at_once", shared_at_once_server, shared_at_once_client},
     {"together", together_server, together_client},
+    {"unwilling", unwilling_server, unwilling_client},
 };
 
 int main(int argc, char **argv) {
@@ -491,5 +538,6 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "stdio") == 0) return by_stdio(atoi(argv[2]));
     if (argc > 1 && strcmp(argv[1], "shared-readers") == 0) return shared_readers();
     if (argc > 1 && strcmp(argv[1], "together-readers") == 0) return together_readers();
+    if (argc > 2 && strcmp(argv[1], "unwilling-reader") == 0) return unwilling(argv[2]);
     return play(scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
 }
