@@ -70,7 +70,7 @@ pub(crate) fn echo(args: &EchoArgs) -> anyhow::Result<()> {
                     let from = name(vi.peer());
                     let _ = crate::print(&format!("{from} connected\n"));
                     let end = serve(vi);
-                    let _ = crate::print(&format!("{from} left: {end:#}\n"));
+                    let _ = crate::print(&format!("{from} left: {}\n", crate::chain(&end)));
                     tell_of_the_end(recording.as_ref());
                 })?;
             }

@@ -24,6 +24,7 @@ const DEPTH: u32 = 4;
 
 /// How one set watches something.
 struct Registration {
+    /// [`FREE`], [`TAKEN`] or [`IN_USE`].
     used: AtomicU32,
     /// Set that watches, by its place.
     set: AtomicU32,
@@ -44,6 +45,10 @@ struct Registration {
 }
 
 const NESTED: u32 = 1 << 31;
+const FREE: u32 = 0;
+/// It still says what it was used for before.
+const TAKEN: u32 = 1;
+const IN_USE: u32 = 2;
 
 struct Set {
     used: AtomicU32,
@@ -169,6 +174,10 @@ impl Registration {
         ((std::ptr::from_ref(self).addr() - WATCHES.as_ptr().addr()) / size_of::<Registration>()) as u32 + 1
     }
 
+    fn is_used(&self) -> bool {
+        self.used.load(Ordering::SeqCst) == IN_USE
+    }
+
     fn slot(&self) -> Option<&'static Slot> {
         let target = self.target.load(Ordering::Relaxed);
         if target & NESTED == 0 { slot_number(target as usize) } else { None }
@@ -190,7 +199,7 @@ impl Registration {
         if let Some(member) = set.members[..set.end()].iter().find(|member| member.load(Ordering::SeqCst) == number) {
             member.store(0, Ordering::SeqCst);
         }
-        self.used.store(0, Ordering::SeqCst);
+        self.used.store(FREE, Ordering::SeqCst);
     }
 
     /// What there is to tell, of what the kernel does not know. Telling it is left to [`Registration::tell`].
@@ -421,7 +430,7 @@ pub(crate) fn control(set: c_int, operation: c_int, fd: c_int, event: Option<epo
         (None, inner) => inner.unwrap_or(0) as u32 | NESTED,
     };
     let matches = |registration: &&Registration| {
-        registration.used.load(Ordering::SeqCst) != 0
+        registration.is_used()
             && registration.set.load(Ordering::SeqCst) == index as u32
             && registration.target.load(Ordering::SeqCst) == target
             && registration.descriptor.load(Ordering::SeqCst) == fd
@@ -464,9 +473,10 @@ pub(crate) fn control(set: c_int, operation: c_int, fd: c_int, event: Option<epo
 
 fn register(slot: Option<&Slot>, set: usize, target: u32, fd: c_int) -> Option<&'static Registration> {
     let begin = NEXT.load(Ordering::SeqCst) as usize;
-    let registration = (0..REGISTRATIONS)
-        .map(|step| &WATCHES[(begin + step) % REGISTRATIONS])
-        .find(|registration| registration.used.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok())?;
+    let registration =
+        (0..REGISTRATIONS).map(|step| &WATCHES[(begin + step) % REGISTRATIONS]).find(|registration| {
+            registration.used.compare_exchange(FREE, TAKEN, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+        })?;
     NEXT.store(registration.number() % REGISTRATIONS as u32, Ordering::SeqCst);
     HIGHEST.fetch_max(registration.number(), Ordering::SeqCst);
     registration.set.store(set as u32, Ordering::SeqCst);
@@ -475,6 +485,7 @@ fn register(slot: Option<&Slot>, set: usize, target: u32, fd: c_int) -> Option<&
     for word in [&registration.events, &registration.spent, &registration.in_kernel, &registration.put_off] {
         word.store(0, Ordering::SeqCst);
     }
+    registration.used.store(IN_USE, Ordering::SeqCst);
     if let Some(slot) = slot {
         let number = registration.number();
         let noted = slot
@@ -482,7 +493,7 @@ fn register(slot: Option<&Slot>, set: usize, target: u32, fd: c_int) -> Option<&
             .iter()
             .any(|word| word.compare_exchange(0, number, Ordering::SeqCst, Ordering::Relaxed).is_ok());
         if !noted {
-            registration.used.store(0, Ordering::SeqCst);
+            registration.used.store(FREE, Ordering::SeqCst);
             return None;
         }
     }
@@ -564,13 +575,13 @@ pub(crate) fn note_copy(index: usize) {
 /// This descriptor of the set is closed. The set goes on by another one, if there is any.
 pub(crate) fn leave_set(index: usize, fd: c_int, other: impl Fn() -> Option<c_int>) {
     let Some(set) = TABLE.get(index) else { return };
-    if set.copies.load(Ordering::SeqCst) > 0
-        && let Some(other) = other()
-    {
+    // Of two threads that close duplicates at once, one takes the last off.
+    let fewer = |copies: u32| copies.checked_sub(1);
+    if set.copies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_err() {
+        remove_set(index);
+    } else if let Some(other) = other() {
         let _ = set.descriptor.compare_exchange(fd, other, Ordering::SeqCst, Ordering::SeqCst);
-        return;
     }
-    remove_set(index);
 }
 
 /// The set is closed.
@@ -578,8 +589,7 @@ fn remove_set(index: usize) {
     let Some(set) = TABLE.get(index) else { return };
     let concerns = |registration: &&Registration| {
         let own = registration.set.load(Ordering::SeqCst) == index as u32;
-        registration.used.load(Ordering::SeqCst) != 0
-            && (own || registration.target.load(Ordering::SeqCst) == index as u32 | NESTED)
+        registration.is_used() && (own || registration.target.load(Ordering::SeqCst) == index as u32 | NESTED)
     };
     for registration in WATCHES.iter().filter(concerns) {
         if let Some(slot) = registration.slot() {

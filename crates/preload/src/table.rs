@@ -499,9 +499,11 @@ pub(crate) fn duplicate(from: i32, to: i32) {
             set_entry(to, 0);
         }
     } else if let Some(set) = set_of(from) {
-        crate::epoll::note_copy(set);
-        if !set_entry(to, EPOLL | set as u32) {
-            // It has no entry, so that what is watched by it would not be seen.
+        if word_of(to).is_some() {
+            crate::epoll::note_copy(set);
+            set_entry(to, EPOLL | set as u32);
+        } else {
+            // What is watched by it would not be seen.
             crate::epoll::spoil(set);
         }
     }
@@ -553,7 +555,10 @@ pub(crate) fn slot_of_cookie(cookie: u64) -> Option<&'static Slot> {
 /// A descriptor means something else now, and nobody said that it was closed.
 pub(crate) fn forget(fd: i32) {
     if let Some(set) = set_of(fd) {
-        set_entry(fd, OTHER);
+        // Of two threads that close one number, one closes the set's.
+        if !replace_entry(fd, EPOLL | set as u32, OTHER) {
+            return;
+        }
         let other = || (0..DESCRIPTORS as i32).find(|other| set_of(*other) == Some(set));
         crate::epoll::leave_set(set, fd, other);
         return;

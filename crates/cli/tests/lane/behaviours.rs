@@ -202,7 +202,7 @@ fn a_child_in_the_parents_memory_closes_only_its_own_descriptors() {
 
 #[test]
 fn a_connection_that_changes_hands_in_any_state_loses_no_byte() {
-    same("inherited", "inherited", Unsaid);
+    same("inherited", "inherited", Expected);
 }
 
 #[test]
@@ -218,6 +218,11 @@ fn a_program_closes_one_of_two_descriptors_of_an_inherited_connection() {
 #[test]
 fn threads_use_inherited_connections_all_at_once() {
     Scenario::new(&Ground::new(), "inherited", "together").logged().compare(Unsaid);
+}
+
+#[test]
+fn a_program_that_has_no_lanes_of_its_own_reads_what_lies_in_an_inherited_one() {
+    same("inherited", "unwilling", Unsaid);
 }
 
 #[test]
@@ -247,6 +252,11 @@ fn of_two_threads_that_close_duplicates_at_once_one_closes_the_connection() {
         server.end_input();
         assert!(server.ended().status.success());
     }
+}
+
+#[test]
+fn of_two_threads_that_close_duplicates_of_a_set_at_once_one_closes_the_set() {
+    same("descriptors", "sets_closed", Unsaid);
 }
 
 #[test]

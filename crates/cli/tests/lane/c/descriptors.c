@@ -559,6 +559,69 @@ static void closed_at_once_server(int listener) {
 
 static void closed_at_once_client(int port) { (void)port; }
 
+/* Two threads close duplicates of an epoll set at once, again and again, and the next set watches the connection. */
+#define SETS_CLOSED 2000
+static int sets[2];
+static unsigned sets_made, sets_closed;
+
+static void *close_sets(void *unused) {
+    (void)unused;
+    for (unsigned turn = 1; turn <= SETS_CLOSED; turn++) {
+        while (__atomic_load_n(&sets_made, __ATOMIC_ACQUIRE) < turn) {}
+        /* Now at once, now a little later. */
+        for (volatile unsigned wait = 0; wait < turn % 64 * 200; wait++) {}
+        CHECK(close(sets[1]) == 0);
+        __atomic_store_n(&sets_closed, turn, __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+static void watch(int set, int fd) {
+    struct epoll_event event = {.events = EPOLLIN};
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+}
+
+static void sets_closed_server(int listener) {
+    struct wire wire = server_end(accept_one(listener), 0);
+    answer_polling(&wire, ROUNDS);
+    /* The number of the second is high: whoever looks for other descriptors of the set comes to it late. */
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = limit.rlim_max;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int far = limit.rlim_max > 30000 ? 20000 : 100;
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, close_sets, NULL) == 0);
+    for (unsigned turn = 1; turn <= SETS_CLOSED; turn++) {
+        sets[0] = epoll_create1(0);
+        watch(sets[0], wire.fd);
+        CHECK((sets[1] = fcntl(sets[0], F_DUPFD, far)) >= far);
+        __atomic_store_n(&sets_made, turn, __ATOMIC_RELEASE);
+        CHECK(close(sets[0]) == 0);
+        int next = epoll_create1(0);
+        watch(next, wire.fd);
+        while (__atomic_load_n(&sets_closed, __ATOMIC_ACQUIRE) < turn) {}
+        put(&wire, 1);
+        struct epoll_event event;
+        CHECK(epoll_wait(next, &event, 1, 5000) == 1);
+        take(&wire, 1);
+        CHECK(close(next) == 0);
+    }
+    CHECK(pthread_join(other, NULL) == 0);
+    say("server done");
+}
+
+static void sets_closed_client(int port) {
+    struct wire wire = client_end(connect_to(port), 0);
+    ask_polling(&wire, ROUNDS);
+    for (unsigned turn = 1; turn <= SETS_CLOSED; turn++) {
+        take(&wire, 1);
+        put(&wire, 1);
+    }
+    expect_end(&wire);
+    say("client done");
+}
+
 /* A listening socket that somebody else made, as a program gets it that is started for the first connection. */
 static void activated_server(int listener) {
     pid_t child = fork_child();
@@ -593,6 +656,7 @@ static const struct scenario scenarios[] = {
     {"activated", activated_server, activated_client},
     {"foreign", foreign_server, foreign_client},
     {"closed_at_once", closed_at_once_server, closed_at_once_client},
+    {"sets_closed", sets_closed_server, sets_closed_client},
 };
 
 int main(int argc, char **argv) {

@@ -85,6 +85,20 @@ __attribute__((constructor)) static void begin(void) {
         unsetenv("FIRST");
         int file = open("/bin/sh", O_RDONLY | O_CLOEXEC);
         fexecve(file, command, environ);
+    } else if (IS("execveat")) {
+        unsetenv("FIRST");
+        execveat(AT_FDCWD, "/bin/sh", command, environ, 0);
+    } else if (IS("posix_spawn_file_actions_adddup2")) {
+        posix_spawn_file_actions_t actions;
+        result = posix_spawn_file_actions_init(&actions) == 0 && posix_spawn_file_actions_adddup2(&actions, 1, 40) == 0;
+        posix_spawn_file_actions_destroy(&actions);
+    } else if (IS("system")) {
+        unsetenv("FIRST");
+        result = system("exit 8");
+    } else if (IS("popen")) {
+        unsetenv("FIRST");
+        FILE *stream = popen("exit 9", "r");
+        result = stream != NULL ? pclose(stream) : -1;
     } else if (IS("select")) {
         result = select(0, NULL, NULL, NULL, &at_once);
     } else if (IS("pselect")) {
