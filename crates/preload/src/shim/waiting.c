@@ -32,11 +32,12 @@ static int is_interrupted(const sigset_t *mask) {
     return waits && real_ppoll(NULL, 0, &moment, mask) < 0 && errno == EINTR;
 }
 
+// Each is looked at: one that was inherited may be behind one that is known.
 static int any_concern(struct pollfd *fds, nfds_t count) {
+    int any = 0;
     for (nfds_t i = 0; i < count; i++)
-        if (is_watched_here(fds[i].fd))
-            return 1;
-    return 0;
+        any |= is_watched_here(fds[i].fd);
+    return any;
 }
 
 static int wait_poll(struct pollfd *fds, nfds_t count, int64_t timeout, int ms, const struct timespec *limit,
