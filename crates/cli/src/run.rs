@@ -323,7 +323,16 @@ pub(crate) fn serve(detach: bool) -> anyhow::Result<()> {
 fn begin_clean() {
     highwire_lane::registry::keep_descriptors_from_programs();
     let _ = rustix::process::setpriority_process(None, 0);
-    for resource in [Resource::Cpu, Resource::Fsize, Resource::Data, Resource::Rss, Resource::As, Resource::Locks] {
+    for resource in [
+        Resource::Cpu,
+        Resource::Fsize,
+        Resource::Data,
+        Resource::Rss,
+        Resource::As,
+        Resource::Locks,
+        Resource::Memlock,
+        Resource::Nproc,
+    ] {
         raise(resource, Rlimit { current: None, maximum: None });
     }
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum.map(|maximum| maximum.max(DESCRIPTORS));

@@ -95,9 +95,26 @@ static void many_client(int port) {
 
 static struct wire small_wire;
 static unsigned char small_bytes[512];
+static int small_set, small_pipe[2];
+
+static void small_begin(struct wire wire) {
+    struct epoll_event event = {.events = EPOLLIN};
+    small_wire = wire;
+    CHECK((small_set = epoll_create1(0)) >= 0 && epoll_ctl(small_set, EPOLL_CTL_ADD, wire.fd, &event) == 0);
+    CHECK(pipe(small_pipe) == 0);
+}
+
+static void small_end(void) {
+    CHECK(close(small_set) == 0 && close(small_pipe[0]) == 0 && close(small_pipe[1]) == 0 && close(small_wire.fd) == 0);
+}
+
+static ssize_t small_splice(size_t length) {
+    ssize_t got = splice(small_wire.fd, NULL, small_pipe[1], NULL, length, 0);
+    return got > 0 ? read(small_pipe[0], small_bytes, got) : got;
+}
 
 static void small_take(size_t length) {
-    while (length > 0) {
+    for (unsigned part = 0; length > 0; part++) {
         fd_set set;
         struct timeval limit = {20, 0};
         FD_ZERO(&set);
@@ -105,7 +122,12 @@ static void small_take(size_t length) {
         CHECK(select(small_wire.fd + 1, &set, NULL, NULL, &limit) == 1 && FD_ISSET(small_wire.fd, &set));
         struct pollfd wait = {small_wire.fd, POLLIN, 0};
         CHECK(poll(&wait, 1, 20000) == 1);
-        ssize_t got = recv(small_wire.fd, small_bytes, length < sizeof small_bytes ? length : sizeof small_bytes, 0);
+        struct epoll_event event;
+        CHECK(epoll_wait(small_set, &event, 1, 20000) == 1);
+        CHECK(recv(small_wire.fd, small_bytes, sizeof small_bytes, MSG_PEEK | MSG_DONTWAIT) > 0);
+        size_t most = length < sizeof small_bytes ? length : sizeof small_bytes;
+        int splices = (small_wire.got + part) % 3 == 0;
+        ssize_t got = splices ? small_splice(most) : recv(small_wire.fd, small_bytes, most, 0);
         CHECK(got > 0);
         verify(&small_wire, small_bytes, got);
         length -= got;
@@ -142,22 +164,22 @@ static const size_t stacks[] = {16384, 20480, 24576, 32768};
 
 static void small_server(int listener) {
     for (size_t i = 0; i < sizeof stacks / sizeof *stacks; i++) {
-        small_wire = server_end(accept_one(listener), 0);
+        small_begin(server_end(accept_one(listener), 0));
         on_little(stacks[i], small_answers);
         if (i == 0) hold();
         expect_end(&small_wire);
-        close(small_wire.fd);
+        small_end();
     }
     say("server done");
 }
 
 static void small_client(int port) {
     for (size_t i = 0; i < sizeof stacks / sizeof *stacks; i++) {
-        small_wire = client_end(connect_to(port), 0);
+        small_begin(client_end(connect_to(port), 0));
         on_little(stacks[i], small_asks);
         say("%zu bytes of stack: sent %llu got %llu", stacks[i], (unsigned long long)small_wire.sent,
             (unsigned long long)small_wire.got);
-        close(small_wire.fd);
+        small_end();
     }
 }
 
