@@ -43,11 +43,6 @@ pub(crate) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
             4..8 => put(to, len, load_four(from, len)),
             8..16 => put(to, len, load_eight(from, len)),
             16..=32 => put(to, len, load_sixteen(from, len)),
-            33..=64 => {
-                let (first, last) = (load_sixteen(from, 32), load_sixteen(from.add(len - 32), 32));
-                put(to, 32, first);
-                put(to.add(len - 32), 32, last);
-            }
             _ => copy_long(from, to, len),
         }
     }
@@ -81,11 +76,6 @@ pub(crate) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
             4..8 => store_four(to, len, take(from, len)),
             8..16 => store_eight(to, len, take(from, len)),
             16..=32 => store_sixteen(to, len, take(from, len)),
-            33..=64 => {
-                let (first, last) = (take(from, 32), take(from.add(len - 32), 32));
-                store_sixteen(to, 32, first);
-                store_sixteen(to.add(len - 32), 32, last);
-            }
             _ => copy_long(from, to, len),
         }
     }
