@@ -49,6 +49,11 @@ pub(crate) fn explain(slot: &Slot, reason: Reason) {
     set(slot, Counter::Reason, reason as u64);
 }
 
+/// Whether this is the reason that was said last.
+pub(crate) fn is_explained(slot: &Slot, reason: Reason) -> bool {
+    PAGE.slots[slot.index()][Counter::Reason as usize].load(Ordering::Relaxed) == reason as u64
+}
+
 /// Begins anew for a slot.
 pub(crate) fn clear(slot: &Slot) {
     let end = HEADER_WORDS * 8 + (slot.index() + 1) * SLOT_WORDS * 8;

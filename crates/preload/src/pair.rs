@@ -1,6 +1,6 @@
 //! When a connection has shown that it lives, a lane is asked for; whichever end comes second completes the pair.
 
-use crate::counters::{explain, set, switched_off};
+use crate::counters::{explain, is_explained, set, switched_off};
 use crate::process;
 use crate::table::{MAPPED, REGIONS, Slot, flag};
 use highwire_lane::claim::{self, Answer, Pairing, Patience, Refusal, Silence};
@@ -107,7 +107,10 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
     let patience = if board == BOARD_LEFT { Patience::Much } else { Patience::Little };
     // What another process has left in a lane is read all the same, where that takes no forbidden call.
     if let Some(reason) = unwanted().filter(|reason| patience == Patience::Little || *reason == Reason::Sandbox) {
-        return explain(slot, reason);
+        if !is_explained(slot, reason) {
+            tell(slot, fd, reason);
+        }
+        return;
     }
     if board == BOARD_REFUSED || board != 0 && board_word(board >> 48) == Some(board & BOARD_MASK) {
         return;

@@ -301,6 +301,21 @@ fn the_log_names_connections_and_says_nothing_else_of_the_program() {
     assert_eq!(server.ended().errors, "", "only who asks for a log gets one");
 }
 
+#[test]
+fn the_log_tells_once_of_each_connection_of_a_program_with_io_uring() {
+    let ground = Ground::new();
+    let scenario = Scenario::new(&ground, "kernel", "uring").logged();
+    let (server, mut client) = scenario.roles(Way::Highwire, Way::Highwire);
+    let client = run("client", &mut client);
+    let server = server.ended();
+    if server.output.iter().any(|line| line.contains("forbidden")) {
+        eprintln!("SKIPPED: io_uring on sockets: this kernel forbids it");
+        return;
+    }
+    let told = server.errors.lines().filter(|line| line.contains("io_uring")).count();
+    assert_eq!((client.status.success(), told), (true, 3), "of three connections: {server:?}");
+}
+
 /// Lanes are switched off and on, again and again, while two programs talk: not one byte is wrong.
 #[test]
 fn lanes_are_switched_while_programs_talk() {

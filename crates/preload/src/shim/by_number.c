@@ -62,6 +62,21 @@ long EXPORTED(syscall)(long number, long a, long b, long c, long d, long e, long
         return EXPORTED(epoll_pwait)((int)a, (struct epoll_event *)b, (int)c, (int)d, (const sigset_t *)e);
     case SYS_ppoll:
         return EXPORTED(ppoll)((struct pollfd *)a, (nfds_t)b, (const struct timespec *)c, (const sigset_t *)d);
+    case SYS_pselect6: {
+        // A system call has no seventh argument: the sixth points to the mask and its size.
+        const sigset_t *const *mask = (const sigset_t *const *)f;
+        return EXPORTED(pselect)((int)a, (fd_set *)b, (fd_set *)c, (fd_set *)d, (const struct timespec *)e,
+                                 mask != NULL ? *mask : NULL);
+    }
+#ifdef SYS_epoll_pwait2
+    case SYS_epoll_pwait2:
+        return EXPORTED(epoll_pwait2)((int)a, (struct epoll_event *)b, (int)c, (const struct timespec *)d,
+                                      (const sigset_t *)e);
+#endif
+    case SYS_preadv2:
+        return EXPORTED(preadv2)((int)a, (const struct iovec *)b, (int)c, (off_t)d, (int)f);
+    case SYS_pwritev2:
+        return EXPORTED(pwritev2)((int)a, (const struct iovec *)b, (int)c, (off_t)d, (int)f);
 #ifdef SYS_poll
     case SYS_poll:
         return EXPORTED(poll)((struct pollfd *)a, (nfds_t)b, (int)c);
@@ -71,6 +86,8 @@ long EXPORTED(syscall)(long number, long a, long b, long c, long d, long e, long
         return EXPORTED(accept)((int)a, (struct sockaddr *)b, (socklen_t *)c);
     case SYS_epoll_wait:
         return EXPORTED(epoll_wait)((int)a, (struct epoll_event *)b, (int)c, (int)d);
+    case SYS_select:
+        return EXPORTED(select)((int)a, (fd_set *)b, (fd_set *)c, (fd_set *)d, (struct timeval *)e);
     case SYS_fork:
         return EXPORTED(fork)();
 #endif

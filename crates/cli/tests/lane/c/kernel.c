@@ -206,7 +206,42 @@ static void later_instruction_server(int listener) {
     later_around(listener, 1);
 }
 
-/* Reads as usual, but waits by system calls that libc does not see. */
+/* Waits by a system call that is made by its number; how many are ready. */
+static long wait_by_number(unsigned way, int fd, int epoll) {
+    struct pollfd wait = {fd, POLLIN, 0};
+    struct timespec patience = {10, 0};
+    struct timeval limit = {10, 0};
+    struct epoll_event event;
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    switch (way % 5) {
+    case 0: return syscall(SYS_epoll_pwait, epoll, &event, 1, 10000, NULL, 8);
+    case 1: return syscall(SYS_ppoll, &wait, 1, &patience, NULL, 8);
+    case 2: return syscall(SYS_epoll_pwait2, epoll, &event, 1, &patience, NULL, 8);
+    case 3: return syscall(SYS_pselect6, fd + 1, &set, NULL, NULL, &patience, NULL);
+#ifdef SYS_select
+    default: return syscall(SYS_select, fd + 1, &set, NULL, NULL, &limit);
+#else
+    default: return select(fd + 1, &set, NULL, NULL, &limit);
+#endif
+    }
+}
+
+/* Reads and writes a part of each round by vectors, by number too. */
+static void round_by_number(struct wire *wire, unsigned number) {
+    unsigned char byte;
+    struct iovec part = {&byte, 1};
+    CHECK(syscall(SYS_preadv2, wire->fd, &part, 1, -1L, -1L, 0) == 1);
+    verify(wire, &byte, 1);
+    take_polling(wire, round_length(number) - 1);
+    part.iov_base = (void *)pattern(wire->out, wire->sent);
+    CHECK(syscall(SYS_pwritev2, wire->fd, &part, 1, -1L, -1L, 0) == 1);
+    wire->sent++;
+    put(wire, round_length(number + 5) - 1);
+}
+
+/* Waits by system calls that libc does not see. */
 static void waiting_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     int epoll = epoll_create1(0);
@@ -214,14 +249,9 @@ static void waiting_server(int listener) {
     CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, wire.fd, &event) == 0);
     answer_polling(&wire, ROUNDS);
     for (unsigned number = 0; number < ROUNDS; number++) {
-        struct pollfd wait = {wire.fd, POLLIN, 0};
-        struct timespec patience = {10, 0};
         if (number % 40 == 0) let_it_come(&wire);
-        long count = number % 2 ? syscall(SYS_ppoll, &wait, 1, &patience, NULL, 8)
-                                : syscall(SYS_epoll_pwait, epoll, &event, 1, 10000, NULL, 8);
-        if (count != 1) die("round %u: nobody told of the question", number);
-        take_polling(&wire, round_length(number));
-        put(&wire, round_length(number + 5));
+        if (wait_by_number(number, wire.fd, epoll) != 1) die("round %u: nobody told of the question", number);
+        round_by_number(&wire, number);
     }
     say("server done");
 }
