@@ -76,6 +76,12 @@ pub(crate) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
             4..8 => store_four(to, len, take(from, len)),
             8..16 => store_eight(to, len, take(from, len)),
             16..=32 => store_sixteen(to, len, take(from, len)),
+            // Not so when they are copied out: small messages in a row then take a fifth longer than by a call.
+            33..=64 => {
+                let (first, last) = (take(from, 32), take(from.add(len - 32), 32));
+                store_sixteen(to, 32, first);
+                store_sixteen(to.add(len - 32), 32, last);
+            }
             _ => copy_long(from, to, len),
         }
     }
