@@ -75,7 +75,7 @@ struct Set {
     put_off: AtomicU32,
     /// Whether a set was ever put into it.
     has_sets: AtomicU32,
-    /// Descriptors that it was ever known by beside the first.
+    /// Descriptors that it is known by, less one.
     copies: AtomicU32,
     /// Wakes sleepers whom the kernel would not wake, plus one; zero while there is none.
     bell: AtomicI32,

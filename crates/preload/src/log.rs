@@ -74,10 +74,7 @@ unsafe extern "C" fn tell_program(path: *const c_char, searched: c_int, environm
         return;
     };
     // SAFETY: by the contract.
-    let cleared = || unsafe { is_cleared(environment) }.then_some(Unfit::Environment);
-    if let Some(why) = highwire_lane::program::unfit(path).or_else(cleared) {
-        tell_start(path.to_bytes(), why);
-    }
+    unsafe { tell_start(path.to_bytes(), highwire_lane::program::unfit(path), environment) };
 }
 
 /// The same for a program that is executed by a descriptor, or by a path from there on.
@@ -114,35 +111,37 @@ unsafe extern "C" fn tell_program_at(
         opened = file;
         opened.as_fd()
     };
+    let told = if name.is_empty() { b"an open file" } else { name.to_bytes() };
     // SAFETY: by the contract.
-    let cleared = || unsafe { is_cleared(environment) }.then_some(Unfit::Environment);
-    if let Some(why) = highwire_lane::program::unfit_file(file).or_else(cleared) {
-        tell_start(if name.is_empty() { b"an open file" } else { name.to_bytes() }, why);
-    }
+    unsafe { tell_start(told, highwire_lane::program::unfit_file(file), environment) };
 }
 
 /// Whether a program with this environment is started without the library.
 ///
 /// # Safety
 /// As for `execve`.
-unsafe fn is_cleared(environment: *const *const c_char) -> bool {
-    let variables = (0..).map_while(|number| {
-        // SAFETY: strings up to a null pointer, by the contract.
-        let variable = unsafe {
-            environment.as_ref()?;
-            *environment.add(number)
-        };
+unsafe fn is_cleared(mut environment: *const *const c_char) -> bool {
+    // SAFETY: strings up to a null pointer, by the contract.
+    while let Some(variable) = unsafe { environment.as_ref() }.filter(|variable| !variable.is_null()) {
         // SAFETY: the same.
-        (!variable.is_null()).then(|| unsafe { CStr::from_ptr(variable) })
-    });
-    !variables.into_iter().any(|variable| highwire_lane::program::preloads(variable.to_bytes()))
+        if highwire_lane::program::preloads(unsafe { CStr::from_ptr(*variable) }.to_bytes()) {
+            return false;
+        }
+        // SAFETY: not behind the null pointer.
+        environment = unsafe { environment.add(1) };
+    }
+    true
 }
 
-fn tell_start(path: &[u8], why: Unfit) {
+/// Tells of a program that is unfit for lanes by its file, or by this environment.
+///
+/// # Safety
+/// As for `execve`.
+unsafe fn tell_start(path: &[u8], unfit: Option<Unfit>, environment: *const *const c_char) {
+    // SAFETY: by the contract.
+    let cleared = || unsafe { is_cleared(environment) }.then_some(Unfit::Environment);
     // One that loads the library tells itself.
-    if why == Unfit::Sanitizer {
-        return;
-    }
+    let Some(why) = unfit.or_else(cleared).filter(|why| *why != Unfit::Sanitizer) else { return };
     let mut line = Line::new();
     let _ = write!(line, "highwire: process {} starts ", raw::process());
     // A path may be anything; nothing in it moves a cursor.

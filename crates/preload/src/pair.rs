@@ -102,7 +102,6 @@ pub(crate) fn ask_at_once(slot: &Slot, fd: c_int) {
 
 #[cold]
 fn ask(slot: &Slot, fd: c_int, calls: u32) {
-    // Who waits asks again when the registry says that something has changed.
     let board = slot.board.load(Ordering::Relaxed);
     let patience = if board == BOARD_LEFT { Patience::Much } else { Patience::Little };
     // What another process has left in a lane is read all the same, where that takes no forbidden call.
@@ -112,6 +111,7 @@ fn ask(slot: &Slot, fd: c_int, calls: u32) {
         }
         return;
     }
+    // An end that waits asks again when the registry says that something has changed.
     if board == BOARD_REFUSED || board != 0 && board_word(board >> 48) == Some(board & BOARD_MASK) {
         return;
     }
