@@ -584,7 +584,7 @@ static void watch(int set, int fd) {
 static void sets_closed_server(int listener) {
     struct wire wire = server_end(accept_one(listener), 0);
     answer_polling(&wire, ROUNDS);
-    /* The number of the second is high: whoever looks for other descriptors of the set comes to it late. */
+    /* The number of the second is high: a search for other descriptors of the set comes to it late. */
     struct rlimit limit;
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = limit.rlim_max;

@@ -191,6 +191,16 @@ static void until_unread(int fd, enum state state) {
     }
 }
 
+/* A connection that has talked and has bytes unread. */
+static int accept_unread(int listener, enum state state) {
+    int fd = accept_one(listener);
+    struct wire wire = server_end(fd, 0);
+    answer_polling(&wire, ROUNDS);
+    let_it_come(&wire);
+    until_unread(fd, state);
+    return fd;
+}
+
 static void inherited_server(int listener) {
     int pair[2];
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
@@ -253,11 +263,7 @@ static void in_transit_server(int listener) {
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
     pid_t front = fork_child();
     if (front == 0) {
-        int fd = accept_one(listener);
-        struct wire wire = server_end(fd, 0);
-        answer_polling(&wire, ROUNDS);
-        let_it_come(&wire);
-        until_unread(fd, PEER_SHUT);
+        int fd = accept_unread(listener, PEER_SHUT);
         tag = PEER_SHUT;
         CHECK(send_descriptor(pair[0], fd, &tag, sizeof tag) == sizeof tag);
         exit(0);
@@ -282,11 +288,7 @@ static void in_transit_client(int port) {
 
 /* Becomes a program that has the connection as its standard input and output, bytes unread. */
 static void become(int listener, const char *program) {
-    int fd = accept_one(listener);
-    struct wire wire = server_end(fd, 0);
-    answer_polling(&wire, ROUNDS);
-    let_it_come(&wire);
-    until_unread(fd, OPEN);
+    int fd = accept_unread(listener, OPEN);
     int kept = dup(1);
     CHECK(dup2(fd, 0) == 0 && dup2(fd, 1) == 1);
     close(fd);
@@ -430,11 +432,7 @@ static void together_client(int port) {
 
 static void shared_at_once_server(int listener) {
     for (unsigned turn = 0; turn < SHARED_ROUNDS; turn++) {
-        int fd = accept_one(listener);
-        struct wire wire = server_end(fd, 0);
-        answer_polling(&wire, ROUNDS);
-        let_it_come(&wire);
-        until_unread(fd, OPEN);
+        int fd = accept_unread(listener, OPEN);
         pid_t child = fork_child();
         if (child == 0) {
             CHECK(dup2(fd, 40) == 40 && dup2(fd, 41) == 41);
@@ -488,11 +486,7 @@ static const char *const unwilling_names[] = {"with a ring", "of another port"};
 
 static void unwilling_server(int listener) {
     for (unsigned number = 0; number < UNWILLING; number++) {
-        int fd = accept_one(listener);
-        struct wire wire = server_end(fd, 0);
-        answer_polling(&wire, ROUNDS);
-        let_it_come(&wire);
-        until_unread(fd, OPEN);
+        int fd = accept_unread(listener, OPEN);
         pid_t child = fork_child();
         if (child == 0) {
             if (number == 1) setenv("HIGHWIRE_LANES_NEVER", "1-65535", 1);
