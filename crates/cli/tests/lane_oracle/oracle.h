@@ -122,7 +122,7 @@ struct call {
     uint32_t rescue_length;
     uint32_t delay_us;  /* before the call */
     int place;          /* ANYWHERE, a CPU from 1, or 0: where it is */
-    bool handed;        /* whoever had the descriptor closes it, and gets it back from the process that inherits it */
+    bool handed;        /* the caller closes the descriptor, and gets it back from the process that inherits it */
     bool recorded;      /* its outcome is written to the trace; only such calls are made wrong on purpose */
     int watched;
     struct watch watch[WATCHED_MAX];
