@@ -2,7 +2,7 @@
 
 use highwire_link::{Advice, Burst, Cut, Guide, Inbox, Landing, Link, ReceiveError, SendError, Woven};
 use highwire_proto::{
-    ConnectError, Endpoint, Entropy, Expectation, Guess, Header, Outgoing, Pulse, Sink, Source, Transmit,
+    ConnectError, Endpoint, Entropy, Expectation, Guess, Header, Keys, Outgoing, Pulse, Sink, Source, Transmit,
 };
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -73,6 +73,11 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     /// Asks for a session with whoever listens at `to`; its number.
     pub fn connect(&mut self, now: Duration, to: SocketAddr) -> Result<u32, ConnectError> {
         self.endpoint.connect(now, to, &mut *self.entropy)
+    }
+
+    /// Changes the keys: see [`Endpoint::set_keys`].
+    pub fn set_keys(&mut self, now: Duration, keys: Keys) {
+        self.endpoint.set_keys(now, keys, &mut *self.entropy);
     }
 
     /// Does what can be done now: sends what waits, takes in what has come, lets timers run, answers. True

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use zeroize::Zeroizing;
 
 /// Why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,16 @@ pub enum KeyFileError {
         path: PathBuf,
         /// Its permissions.
         mode: u32,
+    },
+    /// It is another user's, so that one chose the key.
+    #[error(
+        "{path} belongs to user {owner}, and a key file has to be your own or root's: copy it, and chmod 600 the copy"
+    )]
+    NotOwn {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
     },
     /// It does not hold a key.
     #[error("{path} holds no key: {error}")]
@@ -43,42 +54,55 @@ pub enum KeyFileError {
 
 /// Makes a new key and writes it to `path`, which must not exist.
 pub fn create_key(path: &Path, entropy: &mut dyn Entropy) -> Result<ClusterKey, KeyFileError> {
-    let mut random = [0; 32];
-    entropy.fill(&mut random);
-    let key = ClusterKey::from_random(random);
-    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let written = opened.and_then(|mut file| {
-        let text = format!("# A Highwire cluster key, {}. Whoever has it is a member.\n", key.fingerprint());
-        file.write_all(text.as_bytes())?;
-        file.write_all(key.to_text().as_bytes())?;
-        file.sync_all()
-    });
-    match written {
-        Ok(()) => Ok(key),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(KeyFileError::Exists { path: path.into() }),
-        Err(error) => {
-            // Half a key is worse than none.
+    let key = ClusterKey::generate(entropy);
+    let system = |error| KeyFileError::System { path: path.into(), error };
+    let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            return Err(KeyFileError::Exists { path: path.into() });
+        }
+        opened => opened.map_err(system)?,
+    };
+    let written = write_key(&mut file, &key);
+    if written.is_err() {
+        // Half a key is worse than none. Only what was made here goes: the name may be another file's by now.
+        let made = file.metadata().map(|made| (made.dev(), made.ino())).ok();
+        let there = std::fs::symlink_metadata(path).map(|there| (there.dev(), there.ino())).ok();
+        if made.is_some() && made == there {
             let _ = std::fs::remove_file(path);
-            Err(KeyFileError::System { path: path.into(), error })
         }
     }
+    written.map(|()| key).map_err(system)
 }
 
-/// Reads the key in `path`.
+fn write_key(file: &mut File, key: &ClusterKey) -> io::Result<()> {
+    let text = format!("# A Highwire cluster key, {}. Whoever has it is a member.\n", key.fingerprint());
+    file.write_all(text.as_bytes())?;
+    file.write_all(key.to_text().as_bytes())?;
+    file.sync_all()
+}
+
+/// Reads the key in `path`, a file of this process's user or of root that nobody else can read or write.
 pub fn read_key(path: &Path) -> Result<ClusterKey, KeyFileError> {
     let system = |error| KeyFileError::System { path: path.into(), error };
     let file = File::open(path).map_err(system)?;
-    let mode = file.metadata().map_err(system)?.mode() & 0o777;
+    let metadata = file.metadata().map_err(system)?;
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o777);
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(KeyFileError::NotOwn { path: path.into(), owner });
+    }
     if mode & 0o077 != 0 {
         return Err(KeyFileError::NotPrivate { path: path.into(), mode });
     }
-    let mut text = String::new();
+    // Room for all of it, so that growing leaves no copy of the key behind.
+    let mut text = Zeroizing::new(String::with_capacity(KEY_FILE_BYTES_MAX as usize + READ_AHEAD));
     file.take(KEY_FILE_BYTES_MAX).read_to_string(&mut text).map_err(system)?;
     ClusterKey::parse(&text).map_err(|error| KeyFileError::NoKey { path: path.into(), error })
 }
 
 /// A key is a line; comments are short.
 const KEY_FILE_BYTES_MAX: u64 = 64 << 10;
+/// The standard library asks for so much room before it finds out that the file ends.
+const READ_AHEAD: usize = 32;
 
 #[cfg(test)]
 mod tests {

@@ -16,6 +16,7 @@ mod entropy;
 mod key_file;
 mod load;
 mod note;
+mod owner;
 mod port;
 mod remote;
 mod simulation;

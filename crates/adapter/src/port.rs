@@ -14,7 +14,7 @@
 use crate::switchboard::{Found, Key, Standing, Switchboard};
 use highwire_mem::Granted;
 use highwire_mem::work::{Carrier, Dispatch, Done, Landings, Line, Place, Terms, WireError, Work};
-use highwire_proto::{ConnectError, Keys};
+use highwire_proto::{ConnectError, Keys, SessionInfo};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::Timespec;
 use std::io;
@@ -143,9 +143,27 @@ impl Port {
         self.held.load(SeqCst)
     }
 
-    /// Changes the keys for new sessions.
+    /// Changes the keys.
     pub(crate) fn set_keys(&self, keys: Keys) {
-        self.board().engine().endpoint().set_keys(keys);
+        let mut board = self.board();
+        board.engine().set_keys(self.now(), keys);
+        // What was asked for with another key is asked for again.
+        board.send(self.now());
+        self.finish(board);
+    }
+
+    /// Ends the sessions that were not established under a present key; how many.
+    pub(crate) fn end_old_sessions(&self) -> usize {
+        let mut board = self.board();
+        let ended = board.engine().endpoint().end_old_sessions(self.now());
+        board.send(self.now());
+        self.finish(board);
+        ended
+    }
+
+    /// The sessions that are there.
+    pub(crate) fn sessions(&self) -> Vec<SessionInfo> {
+        self.board().engine().endpoint().sessions().collect()
     }
 
     /// Readable while somebody waits to be accepted.

@@ -507,8 +507,9 @@ impl Switchboard {
     fn end_session(&mut self, number: u32, ending: Ending) {
         let now = self.now;
         let Some(party) = self.parties.get_mut(&number) else { return };
-        // Only who closed it repeats that.
-        let over = if ending == Ending::PeerClosed { now + LAST_WORDS } else { now };
+        // A peer that closed it repeats that, and one that was shut out asks.
+        let has_last_words = matches!(ending, Ending::PeerClosed | Ending::PeerFull | Ending::KeyRemoved);
+        let over = if has_last_words { now + LAST_WORDS } else { now };
         party.over = Some(over);
         if party.circuits.is_empty() {
             note_earlier(&mut self.forget_at, over);
@@ -1137,6 +1138,10 @@ fn fault(ending: Ending, closed: Fault) -> Fault {
         Ending::PeerClosed => Fault::PeerClosed,
         Ending::Silence(after) => Fault::Silence(after),
         Ending::KeysUsedUp => Fault::KeysUsedUp,
+        Ending::NotSealed => Fault::NotSealed,
+        Ending::KeyRemoved => Fault::KeyRemoved,
+        // It had no line yet.
+        Ending::PeerFull => Fault::PeerClosed,
         Ending::ViClosed => closed,
         Ending::TooLong { message, buffer } => Fault::TooLong { message: u64::from(message), place: buffer as u64 },
     }

@@ -2,14 +2,17 @@
 
 use crate::Engine;
 use crate::entropy::SystemEntropy;
+use crate::owner::{Owner, SocketOwners, UserGate};
 use crate::port::{Driver, Port, lock};
 use crate::switchboard::Switchboard;
 use highwire_link::{
     BindError, Clock, Impaired, Impairments, LengthField, Link, ListField, Recorded, Recording, UdpLink, UdpOptions,
 };
 use highwire_mem::work::{Line, Wire, WireError, WireListener};
-use highwire_mem::{Process, deadline};
-use highwire_proto::{Endpoint, EndpointConfig, Header, Keys, Kind, PacketSize, SessionConfig, Speculation};
+use highwire_mem::{Allow, Process, deadline};
+use highwire_proto::{
+    Endpoint, EndpointConfig, Gate, Header, Keys, Kind, PacketSize, SessionConfig, SessionInfo, Speculation,
+};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
@@ -19,8 +22,8 @@ use std::time::{Duration, Instant};
 /// How a program reaches other hosts. The default has no key, and stays on this host.
 #[derive(Clone, Debug)]
 pub struct WireConfig {
-    /// The cluster key, or two while it is being changed. Without one packets are only checksummed, which
-    /// keeps nobody out.
+    /// The cluster key to call with, and another one that is accepted as well while it is being changed. Without
+    /// one packets are only checksummed.
     pub keys: Keys,
     /// Reach other hosts, and be reached, without a key.
     pub insecure: bool,
@@ -86,34 +89,61 @@ const LENGTH: LengthField =
 pub struct UdpWire {
     process: Process,
     config: WireConfig,
-    keys: Mutex<Keys>,
+    /// One lock: a port that is being opened is listed, or has the keys that were set meanwhile.
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    keys: Keys,
     /// The ports that connect, one for each family of addresses.
-    connecting: Mutex<[Option<Arc<Port>>; 2]>,
-    /// Those that listen, some of which may be gone.
-    listening: Mutex<Vec<Weak<Port>>>,
+    connecting: [Option<Arc<Port>>; 2],
+    /// All that were opened, some of which may be gone; those that listen are marked.
+    ports: Vec<(bool, Weak<Port>)>,
+}
+
+impl State {
+    fn ports(&self) -> impl Iterator<Item = (bool, Arc<Port>)> {
+        self.ports.iter().filter_map(|(listens, port)| Some((*listens, port.upgrade()?)))
+    }
+
+    /// Lists a port that was opened.
+    fn note(&mut self, listens: bool, port: &Arc<Port>) {
+        self.ports.retain(|(_, port)| port.strong_count() > 0);
+        self.ports.push((listens, Arc::downgrade(port)));
+    }
 }
 
 impl UdpWire {
     /// A way with this configuration.
     pub fn new(config: WireConfig) -> UdpWire {
-        let keys = Mutex::new(config.keys.clone());
-        UdpWire { process: Process::current(), config, keys, connecting: Mutex::default(), listening: Mutex::default() }
+        let state = State { keys: config.keys.clone(), connecting: [None, None], ports: Vec::new() };
+        UdpWire { process: Process::current(), config, state: Mutex::new(state) }
     }
 
-    /// Changes the keys while connections go on. New sessions use the newest, and others may use either: so
-    /// a cluster changes its key by giving every node both, and then taking the older one away.
+    /// Changes the keys while connections go on, in the steps that [`Keys`] describes. Sessions that are there keep
+    /// the keys that they were established with: [`UdpWire::end_old_sessions`] ends those that were shut out.
     ///
-    /// No key at all is refused, and nothing changes, while somebody listens beyond this host, unless
-    /// `insecure` was said.
+    /// No key at all is refused, and nothing changes, while this wire listens beyond this host, unless `insecure`
+    /// was said.
     pub fn set_keys(&self, keys: Keys) -> Result<(), WireError> {
-        let mut listening = lock(&self.listening).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
-        listening.retain(|port| port.is_held());
-        listening.iter().try_for_each(|port| self.check_key(&keys, port.local()))?;
-        *lock(&self.keys) = keys.clone();
-        for port in lock(&self.connecting).iter().flatten().chain(&listening) {
-            port.set_keys(keys.clone());
-        }
+        let mut state = lock(&self.state);
+        let listening = state.ports().filter(|(listens, port)| *listens && port.is_held());
+        listening.map(|(_, port)| self.check_key(&keys, port.local())).collect::<Result<(), _>>()?;
+        state.keys = keys.clone();
+        state.ports().for_each(|(_, port)| port.set_keys(keys.clone()));
         Ok(())
+    }
+
+    /// Ends the sessions that were not established under a key of the present ones; how many. Their connections
+    /// fail, and the peers are told that the key is not accepted any more.
+    pub fn end_old_sessions(&self) -> usize {
+        lock(&self.state).ports().map(|(_, port)| port.end_old_sessions()).sum()
+    }
+
+    /// The sessions that are there, with the keys that they were established with.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        lock(&self.state).ports().flat_map(|(_, port)| port.sessions()).collect()
     }
 
     /// [`WireError::NoKey`] where nobody but this host may be reached.
@@ -122,14 +152,18 @@ impl UdpWire {
         if allowed { Ok(()) } else { Err(WireError::NoKey(address)) }
     }
 
-    fn open(&self, at: SocketAddr, listening: bool) -> Result<Arc<Port>, WireError> {
-        let keys = lock(&self.keys).clone();
+    /// Opens a port that listens for these users, or one that calls.
+    fn open(&self, keys: &Keys, at: SocketAddr, listening: Option<&Allow>) -> Result<Arc<Port>, WireError> {
         let count = if keys.is_insecure() { self.config.lists } else { 0 };
         let options = UdpOptions { lists: Some(ListField { count, at: Header::LIST_AT }), ..self.config.udp };
         let link = UdpLink::bind(at, options).map_err(|error| match error {
             BindError::Address { address, errno: Errno::ADDRINUSE } => WireError::InUse(address),
             other => WireError::Socket(other.to_string()),
         })?;
+        let gate = match listening {
+            Some(allow) => self.gate(keys, link.local_address(), allow)?,
+            None => None,
+        };
         let link: Box<dyn Link + Send> = match &self.config.impairments {
             Some((impairments, seed)) => Box::new(Impaired::new(link, impairments.clone(), *seed, Clock::real())),
             None => Box::new(link),
@@ -152,21 +186,55 @@ impl UdpWire {
         };
         let sessions_max = self.config.sessions_max;
         let speculation = self.config.speculation;
-        let endpoint = EndpointConfig { session, listening, sessions_max, speculation, ..EndpointConfig::default() };
+        let listens = listening.is_some();
+        let endpoint =
+            EndpointConfig { session, listening: listens, sessions_max, speculation, ..EndpointConfig::default() };
         let mut entropy = SystemEntropy;
-        let engine = Engine::new(link, Endpoint::new(keys, endpoint, &mut entropy), Box::new(entropy));
+        let mut endpoint = Endpoint::new(keys.clone(), endpoint, &mut entropy);
+        endpoint.set_gate(gate);
+        let engine = Engine::new(link, endpoint, Box::new(entropy));
         let limits = (self.config.message_bytes_max as usize, self.config.vis_max);
-        let board = Switchboard::new(engine, listening, limits.0, limits.1);
+        let board = Switchboard::new(engine, listens, limits.0, limits.1);
         Port::start(board, self.config.driver).map_err(|error| WireError::Socket(error.to_string()))
+    }
+
+    /// Whether only the user tells who may be at the other end, at an address of this host.
+    fn goes_by_user(&self, keys: &Keys, local: SocketAddr, allow: &Allow) -> bool {
+        keys.is_insecure() && !self.config.insecure && local.ip().is_loopback() && *allow != Allow::Everyone
+    }
+
+    /// Keeps out callers of other users while there is no key.
+    fn gate(&self, keys: &Keys, local: SocketAddr, allow: &Allow) -> Result<Option<Box<dyn Gate>>, WireError> {
+        if !self.goes_by_user(&Keys::insecure(), local, allow) {
+            return Ok(None);
+        }
+        match UserGate::new(local, allow.clone()) {
+            Ok(gate) => Ok(Some(Box::new(gate))),
+            // It is asked only if the key is taken away: then nobody is let in.
+            Err(_) if !keys.is_insecure() => Ok(Some(Box::new(Shut))),
+            Err(error) => Err(WireError::NoOwners { at: local, reason: error.to_string() }),
+        }
+    }
+
+    /// Whether the listener at `to` may be spoken to, as far as only its user tells; false if there is none.
+    fn check_user(&self, keys: &Keys, port: &Port, to: SocketAddr, allow: &Allow) -> Result<bool, WireError> {
+        if !self.goes_by_user(keys, to, allow) {
+            return Ok(true);
+        }
+        let unknown = |error: std::io::Error| WireError::NoOwners { at: to, reason: error.to_string() };
+        match SocketOwners::open().and_then(|mut owners| owners.owner(to, port.local())).map_err(unknown)? {
+            Owner::User(owner) if !allow.admits(owner) => Err(WireError::OtherUser { at: to, owner }),
+            owner => Ok(owner != Owner::Nobody),
+        }
     }
 
     /// The port that connects to addresses like this one.
     fn connecting(&self, to: SocketAddr) -> Result<Arc<Port>, WireError> {
+        let mut state = lock(&self.state);
         // Without a key nobody else may reach it either: a checksum keeps no one from joining in.
-        let stays = !self.config.insecure && lock(&self.keys).is_insecure();
-        let mut ports = lock(&self.connecting);
-        let port = &mut ports[usize::from(to.is_ipv6())];
-        if let Some(port) = port.as_ref().filter(|port| port.local().ip().is_loopback() == stays) {
+        let stays = !self.config.insecure && state.keys.is_insecure();
+        let family = usize::from(to.is_ipv6());
+        if let Some(port) = state.connecting[family].as_ref().filter(|port| port.local().ip().is_loopback() == stays) {
             return Ok(port.clone());
         }
         let from: IpAddr = match (to, stays) {
@@ -175,8 +243,9 @@ impl UdpWire {
             (SocketAddr::V6(_), true) => Ipv6Addr::LOCALHOST.into(),
             (SocketAddr::V6(_), false) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let opened = self.open(SocketAddr::new(from, 0), false)?;
-        if let Some(earlier) = port.replace(opened.clone()) {
+        let opened = self.open(&state.keys, SocketAddr::new(from, 0), None)?;
+        state.note(false, &opened);
+        if let Some(earlier) = state.connecting[family].replace(opened.clone()) {
             // There was no key when it was opened. It ends with its last line.
             earlier.let_go();
         }
@@ -185,16 +254,31 @@ impl UdpWire {
 }
 
 impl Wire for UdpWire {
-    fn connect(&self, to: &str, line: &Arc<Line>, reliable: bool, timeout: Duration) -> Result<(), WireError> {
+    fn connect(
+        &self,
+        to: &str,
+        line: &Arc<Line>,
+        reliable: bool,
+        timeout: Duration,
+        allow: &Allow,
+    ) -> Result<(), WireError> {
         let addresses = resolve(to)?;
         let each = timeout / addresses.len() as u32;
-        let keys = lock(&self.keys).clone();
+        let keys = lock(&self.state).keys.clone();
         let mut result = Err(WireError::Address(to.to_owned()));
         for address in addresses {
-            result = self
-                .check_key(&keys, address)
-                .and_then(|()| self.connecting(address))
-                .and_then(|port| call(&port, address, line, reliable, each));
+            result = self.check_key(&keys, address).and_then(|()| {
+                let port = self.connecting(address)?;
+                // Before, so that the caller has a reason and not silence.
+                self.check_user(&keys, &port, address, allow)?;
+                call(&port, address, line, reliable, each)?;
+                // And of the one that has answered, which is the one that matters.
+                let Some(terms) = line.terms() else { return Ok(()) };
+                let gone = || WireError::Over { to: terms.peer, reason: "its socket is closed".to_owned() };
+                let trusted = self.check_user(&keys, &port, terms.peer, allow);
+                let trusted = trusted.and_then(|is_there| if is_there { Ok(()) } else { Err(gone()) });
+                trusted.inspect_err(|_| terms.carrier.close(0))
+            });
             if result.is_ok() {
                 break;
             }
@@ -202,14 +286,12 @@ impl Wire for UdpWire {
         result
     }
 
-    fn listen(&self, at: &str) -> Result<Box<dyn WireListener>, WireError> {
+    fn listen(&self, at: &str, allow: &Allow) -> Result<Box<dyn WireListener>, WireError> {
         let address = *resolve(at)?.first().ok_or_else(|| WireError::Address(at.to_owned()))?;
-        let keys = lock(&self.keys).clone();
-        self.check_key(&keys, address)?;
-        let port = self.open(address, true)?;
-        let mut listening = lock(&self.listening);
-        listening.retain(|port| port.strong_count() > 0);
-        listening.push(Arc::downgrade(&port));
+        let mut state = lock(&self.state);
+        self.check_key(&state.keys, address)?;
+        let port = self.open(&state.keys, address, Some(allow))?;
+        state.note(true, &port);
         Ok(Box::new(UdpListener { process: self.process, port }))
     }
 }
@@ -241,8 +323,18 @@ impl Drop for UdpWire {
             // The ports are the parent's, and who knows who held their locks when the child was made.
             return;
         }
-        let mut ports = lock(&self.connecting);
-        ports.iter_mut().filter_map(Option::take).for_each(|port| port.let_go());
+        let mut state = lock(&self.state);
+        state.connecting.iter_mut().filter_map(Option::take).for_each(|port| port.let_go());
+    }
+}
+
+/// Lets nobody in.
+#[derive(Debug)]
+struct Shut;
+
+impl Gate for Shut {
+    fn admits(&mut self, _from: SocketAddr) -> bool {
+        false
     }
 }
 

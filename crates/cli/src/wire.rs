@@ -40,7 +40,7 @@ impl KeyArgs {
         Ok(match &self.key[..] {
             [] => Keys::insecure(),
             [only] => Keys::new(read_key(only)?),
-            [newer, older] => Keys::new(read_key(newer)?).with_older(read_key(older)?),
+            [newer, older] => Keys::new(read_key(newer)?).also_accepting(read_key(older)?),
             more => anyhow::bail!("{} keys were given; two are accepted while a key is being changed", more.len()),
         })
     }
@@ -53,7 +53,7 @@ impl KeyArgs {
         record: Option<Recording>,
     ) -> anyhow::Result<(Nic, String)> {
         let keys = self.keys()?;
-        let known_by = match keys.newest() {
+        let known_by = match keys.to_call_with() {
             Some(key) => format!("key {}", key.fingerprint()),
             None => "no key".to_owned(),
         };

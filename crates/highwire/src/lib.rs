@@ -16,7 +16,7 @@ pub use highwire_link::{Impairments, Recording, RecordingError, RecordingOptions
 pub use highwire_mem::{Ticks, ticks, ticks_per_second};
 /// The memory of other nodes as a store, and regions larger than the memory they may use.
 pub use highwire_netmem as netmem;
-pub use highwire_proto::{ClusterKey, Fingerprint, Keys, PacketSize, Speculation};
+pub use highwire_proto::{ClusterKey, Fingerprint, Keys, PacketSize, SessionInfo, Speculation};
 pub use highwire_pulse::Pulse;
 /// Calls, on this host and between hosts.
 pub use highwire_rpc as rpc;

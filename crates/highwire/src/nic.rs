@@ -1,7 +1,7 @@
 //! An interface that reaches this host and others.
 
 use highwire_adapter::{UdpWire, WireConfig};
-use highwire_proto::Keys;
+use highwire_proto::{Keys, SessionInfo};
 use highwire_vi::{Config, NicError, WireError};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -57,6 +57,16 @@ impl Nic {
     /// Changes the keys while connections go on: see [`UdpWire::set_keys`].
     pub fn set_keys(&self, keys: Keys) -> Result<(), WireError> {
         self.wire.set_keys(keys)
+    }
+
+    /// Ends the sessions of keys that are not accepted any more: see [`UdpWire::end_old_sessions`].
+    pub fn end_old_sessions(&self) -> usize {
+        self.wire.end_old_sessions()
+    }
+
+    /// The sessions with other hosts, and the keys that they were established with.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        self.wire.sessions()
     }
 }
 

@@ -484,7 +484,7 @@ fn the_key_is_changed_while_connections_go_on() {
     };
     let (mut here, mut there) = meet(&early).expect("the old key");
     assert!(meet(&late).is_none(), "the new key is not known yet");
-    server.set_keys(Keys::new(new()).with_older(old())).unwrap();
+    server.set_keys(Keys::new(new()).also_accepting(old())).unwrap();
     meet(&late).expect("the new key");
     server.set_keys(Keys::new(new())).unwrap();
     assert!(meet(&with(Keys::new(old()))).is_none(), "the old key is gone");

@@ -129,6 +129,32 @@ fn first_line(path: &std::ffi::CStr, take: impl FnOnce(&mut dyn Iterator<Item = 
     take(&mut numbers)
 }
 
+/// Which users may be at the other end.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Allow {
+    /// This process's own user.
+    #[default]
+    SameUser,
+    /// These users too. A number that stands for all users which this user namespace does not map (65534) names none.
+    Users(Vec<u32>),
+    /// Anybody.
+    Everyone,
+}
+
+impl Allow {
+    /// Whether this user may be there. `None` is a user that this user namespace does not map: the same as no other, not even as this process's own where
+    /// that is not mapped either.
+    pub fn admits(&self, uid: Option<u32>) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        match self {
+            _ if uid == Some(own) => true,
+            Allow::SameUser => false,
+            Allow::Users(users) => uid.is_some_and(|uid| users.contains(&uid)),
+            Allow::Everyone => true,
+        }
+    }
+}
+
 static OVERFLOW_USER: AtomicU32 = AtomicU32::new(NOT_READ);
 static OVERFLOW_GROUP: AtomicU32 = AtomicU32::new(NOT_READ);
 /// No id has this number.

@@ -81,7 +81,7 @@ pub use {
     bell::BellPage,
     clock::{Ticks, ticks, ticks_per_second},
     courier::{Courier, CourierError, CourierListener, deadline},
-    credentials::{Credentials, ProcessIdentity, mapped_user, peer_pidfd},
+    credentials::{Allow, Credentials, ProcessIdentity, mapped_user, peer_pidfd},
     extents::Extents,
     fork::Process,
     granted::{Granted, Window},

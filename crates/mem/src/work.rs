@@ -13,7 +13,7 @@
 //!
 //! The locks are held for a push or a pop.
 
-use crate::{Buffer, Frozen, Granted, SharedBuffer, Tag, Window};
+use crate::{Allow, Buffer, Frozen, Granted, SharedBuffer, Tag, Window};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -197,6 +197,10 @@ pub enum Fault {
     Silence(Duration),
     /// The keys of the session are used up.
     KeysUsedUp,
+    /// A packet of the session could not be sealed.
+    NotSealed,
+    /// The key of the session is not accepted any more, here or by the peer.
+    KeyRemoved,
     /// The message does not fit its place, and was dropped.
     TooLong {
         /// Bytes of the message.
@@ -451,11 +455,19 @@ pub trait Carrier: Debug + Send + Sync {
 
 /// The way to other hosts: what an adapter offers to VIs.
 pub trait Wire: Debug + Send + Sync {
-    /// Connects a line to whoever listens at `host:port`. `reliable` says how this side's messages go.
-    fn connect(&self, to: &str, line: &Arc<Line>, reliable: bool, timeout: Duration) -> Result<(), WireError>;
+    /// Connects a line to the listener at `host:port`. `reliable` says how this side's messages go; `allow`, whose
+    /// listener it may be where nothing but the user tells.
+    fn connect(
+        &self,
+        to: &str,
+        line: &Arc<Line>,
+        reliable: bool,
+        timeout: Duration,
+        allow: &Allow,
+    ) -> Result<(), WireError>;
 
-    /// Listens at `host:port`.
-    fn listen(&self, at: &str) -> Result<Box<dyn WireListener>, WireError>;
+    /// Listens at `host:port`, for these users where nothing but the user tells.
+    fn listen(&self, at: &str, allow: &Allow) -> Result<Box<dyn WireListener>, WireError>;
 }
 
 /// Where lines of others come in.
@@ -468,6 +480,10 @@ pub trait WireListener: Debug + Send + Sync {
 
     /// Readable when somebody calls.
     fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
+fn user(owner: Option<u32>) -> String {
+    owner.map_or_else(|| "a user that this user namespace does not map".to_owned(), |owner| format!("user {owner}"))
 }
 
 /// Why there is no line.
@@ -492,6 +508,27 @@ pub enum WireError {
         "{0} is beyond this host, and there is no key: make one (highwire key new FILE) and give it to both sides (--key FILE), or say --insecure"
     )]
     NoKey(SocketAddr),
+    /// On this host without a key, another user is at the other end.
+    #[error(
+        "{at} is served by {}, and without a key only this user's own processes are trusted: allow that user (--allow), or give both sides a key (--key FILE)",
+        user(*.owner)
+    )]
+    OtherUser {
+        /// Where.
+        at: SocketAddr,
+        /// Which user; `None` for one that this user namespace does not map.
+        owner: Option<u32>,
+    },
+    /// Without a key a listener on this host has to know the users of those who call, and cannot.
+    #[error(
+        "whose a caller at {at} is cannot be known, since the kernel does not tell the owners of UDP sockets ({reason}): use a key (--key FILE), or let everybody in (--allow everyone)"
+    )]
+    NoOwners {
+        /// Where.
+        at: SocketAddr,
+        /// What it said.
+        reason: String,
+    },
     /// The socket could not be had.
     #[error("{0}")]
     Socket(String),

@@ -256,9 +256,24 @@ pub(crate) fn unit(packet_bytes: u64) -> u64 {
     packet_bytes.min(UNIT_BYTES_MOST)
 }
 
+/// What has become of a session's packets so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fate {
+    pub sent: u64,
+    /// Given up for lost.
+    pub lost: u64,
+}
+
 /// How much the peer's receive buffer takes at once. It says how large the buffer is and how many datagrams
-/// were dropped for want of room in it; others may be filling it too, so drops count more than its size
-/// [W-62].
+/// were dropped for want of room in it. Others may be filling it too, so drops count more than its size; and they
+/// may be others' datagrams, so they count only as far as packets of this session were lost meanwhile [W-62].
+///
+/// ```text
+///            drops, and own packets lost: 3/4
+///   bytes ◀─────────────────────────────────── wall = bytes before
+///     │ below the wall: 1/16 more every 50 ms
+///     └ at the wall: 1/16 more after a pause, which each hit doubles and each success halves
+/// ```
 #[derive(Debug)]
 pub(crate) struct Room {
     packet: u64,
@@ -266,10 +281,16 @@ pub(crate) struct Room {
     bytes: u64,
     /// What `bytes` grows back to.
     bytes_most: u64,
+    /// What was on the way, at most, when packets were lost last.
+    wall: u64,
     overruns: Option<u32>,
+    /// Datagrams were dropped since the session's own packets were looked at last.
+    overrun: bool,
+    /// When they were.
+    fate: Fate,
     /// When it was changed last.
     changed: Duration,
-    /// How long after that it grows.
+    /// How long after that it grows beyond the wall.
     grows_after: Duration,
 }
 
@@ -280,7 +301,10 @@ impl Room {
             packet: packet_bytes as u64,
             bytes: u64::MAX,
             bytes_most: u64::MAX,
+            wall: u64::MAX,
             overruns: None,
+            overrun: false,
+            fate: Fate::default(),
             changed: Duration::ZERO,
             grows_after: ROOM_GROWS_AFTER,
         }
@@ -301,26 +325,52 @@ impl Room {
         (ROOM_PACKETS_LEAST * unit(self.packet)).max(LARGE_PACKETS_LEAST * self.packet)
     }
 
-    /// The peer tells of its buffer: its bytes, or 0, and the datagrams dropped so far.
-    pub(crate) fn handle_report(&mut self, now: Duration, buffer: u32, overruns: u32) {
+    /// The peer tells of its buffer: its bytes, or 0, and the datagrams dropped so far. `fate` is that of all packets of
+    /// the session until now.
+    pub(crate) fn handle_report(&mut self, now: Duration, buffer: u32, overruns: u32, fate: Fate) {
         if buffer == 0 {
             return;
         }
         let before = self.overruns.replace(overruns);
         let most = (u64::from(buffer) * ROOM_EIGHTHS / 8).max(self.least());
         if before.is_none() || most != self.bytes_most {
-            (self.bytes, self.bytes_most, self.changed) = (most, most, now);
-        } else if before != Some(overruns) {
+            (self.bytes, self.bytes_most, self.wall, self.changed) = (most, most, most, now);
+            (self.overrun, self.fate) = (false, fate);
+            return;
+        }
+        self.overrun |= before != Some(overruns);
+        if self.overrun && self.has_suffered(fate) {
             // What was on the way when it was noticed may be dropped as well: that is no further news.
             if now.saturating_sub(self.changed) >= ROOM_SHRINKS_AFTER || self.bytes == most {
+                self.wall = self.bytes;
                 self.bytes = (self.bytes * 3 / 4).max(self.least());
                 self.changed = now;
                 self.grows_after = (self.grows_after * 2).min(ROOM_GROWS_AFTER_MOST);
             }
-        } else if self.bytes < most && now.saturating_sub(self.changed) >= self.grows_after {
-            self.bytes = (self.bytes + most / 16).min(most);
-            self.changed = now;
+        } else if self.bytes < most {
+            let step = most / 16;
+            let at_wall = self.bytes + step > self.wall;
+            let after = if at_wall { self.grows_after } else { ROOM_GROWS_AFTER };
+            if now.saturating_sub(self.changed) >= after {
+                self.bytes = (self.bytes + step).min(most);
+                self.changed = now;
+                if at_wall {
+                    self.wall = most;
+                    self.grows_after = (self.grows_after / 2).max(ROOM_GROWS_AFTER);
+                }
+            }
         }
+    }
+
+    /// Whether so many of the session's own packets were lost since they were looked at last that a full buffer may be
+    /// the cause. Of few packets nothing can be said.
+    fn has_suffered(&mut self, fate: Fate) -> bool {
+        let (sent, lost) = (fate.sent - self.fate.sent, fate.lost - self.fate.lost);
+        if sent < SUFFERING_OF_PACKETS && lost * SUFFERING_PARTS < SUFFERING_OF_PACKETS {
+            return false;
+        }
+        (self.fate, self.overrun) = (fate, false);
+        lost * SUFFERING_PARTS >= sent
     }
 }
 
@@ -351,7 +401,12 @@ const ROOM_EIGHTHS: u64 = 5;
 const ROOM_PACKETS_LEAST: u64 = 16;
 const ROOM_SHRINKS_AFTER: Duration = Duration::from_millis(1);
 const ROOM_GROWS_AFTER: Duration = Duration::from_millis(50);
-const ROOM_GROWS_AFTER_MOST: Duration = Duration::from_secs(10);
+const ROOM_GROWS_AFTER_MOST: Duration = Duration::from_secs(2);
+/// A pulse that is too large for the buffer loses more than this part of it; a path that loses less than that is not
+/// slower for it.
+const SUFFERING_PARTS: u64 = 16;
+/// So many packets are looked at together.
+const SUFFERING_OF_PACKETS: u64 = 64;
 
 #[cfg(test)]
 mod tests {
@@ -430,23 +485,78 @@ mod tests {
         assert!(arrived > 0.8 * rate as f64, "{arrived} of {rate} bytes a second");
     }
 
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A room that was told of a buffer, and reports about it: so many more drops, of so many more packets so many lost.
+    struct Told {
+        room: Room,
+        now: Duration,
+        overruns: u32,
+        fate: Fate,
+    }
+
+    impl Told {
+        fn new() -> Told {
+            let mut told = Told { room: Room::new(1472), now: MS, overruns: 7, fate: Fate::default() };
+            told.room.handle_report(MS, 0, 7, told.fate);
+            assert_eq!(told.room.bytes(), u64::MAX, "nothing is known of the buffer");
+            assert_eq!(told.report(0, 0, 0), 250_000, "what was dropped before is nobody's news");
+            told
+        }
+
+        fn report(&mut self, drops: u32, sent: u64, lost: u64) -> u64 {
+            self.now += 2 * MS;
+            self.overruns += drops;
+            self.fate = Fate { sent: self.fate.sent + sent, lost: self.fate.lost + lost };
+            self.room.handle_report(self.now, 400_000, self.overruns, self.fate);
+            self.room.bytes()
+        }
+    }
+
     #[test]
     fn a_full_buffer_takes_less_at_once_and_more_again_later() {
-        const MS: Duration = Duration::from_millis(1);
-        let mut room = Room::new(1472);
-        room.handle_report(MS, 0, 7);
-        assert_eq!(room.bytes(), u64::MAX, "nothing is known of the buffer");
-        room.handle_report(MS, 400_000, 7);
-        assert_eq!(room.bytes(), 250_000, "what was dropped before is nobody's news");
-        room.handle_report(2 * MS, 400_000, 9);
-        assert_eq!(room.bytes(), 187_500);
-        room.handle_report(2 * MS + MS / 2, 400_000, 10);
-        assert_eq!(room.bytes(), 187_500, "dropped by the same pulse");
-        (0..9).for_each(|n| room.handle_report(10 * MS + n * 2 * MS, 400_000, 11 + n));
-        (0..99).for_each(|n| room.handle_report(100 * MS + n * 2 * MS, 400_000, 20 + n));
-        assert_eq!(room.bytes(), ROOM_PACKETS_LEAST * 1472);
-        (1..30).for_each(|n| room.handle_report(n * ROOM_GROWS_AFTER_MOST, 400_000, 118));
-        assert_eq!(room.bytes(), 250_000);
+        let mut told = Told::new();
+        assert_eq!(told.report(2, 100, 10), 187_500);
+        told.now -= 2 * MS - MS / 2;
+        assert_eq!(told.report(1, 100, 10), 187_500, "dropped by the same pulse");
+        assert_eq!(told.report(1, 100, 10), 140_625);
+        for _ in 0..99 {
+            told.report(1, 100, 10);
+        }
+        assert_eq!(told.room.bytes(), ROOM_PACKETS_LEAST * 1472);
+        let since = told.now;
+        while told.room.bytes() < 250_000 {
+            told.report(0, 100, 0);
+        }
+        assert!(told.now - since < Duration::from_secs(4), "it took {:?}", told.now - since);
+    }
+
+    #[test]
+    fn what_others_lose_takes_nothing() {
+        let mut told = Told::new();
+        // Junk without end, and a path that loses one of fifty by itself.
+        for _ in 0..10_000 {
+            told.report(100, 50, 1);
+        }
+        assert_eq!(told.room.bytes(), 250_000);
+        assert_eq!(told.report(100, 50, 25), 187_500, "but this side's own packets count");
+    }
+
+    #[test]
+    fn a_wall_is_met_less_and_less_often() {
+        // A buffer that takes 150,000 bytes and loses a quarter of what is more.
+        let mut told = Told::new();
+        let mut hits = Vec::new();
+        for _ in 0..20_000 {
+            let lost = if told.room.bytes() > 150_000 { 25 } else { 0 };
+            let before = told.room.bytes();
+            if told.report(lost as u32, 100, lost) < before {
+                hits.push(told.now);
+            }
+        }
+        assert!(hits.len() < 60, "{} times in 40 s", hits.len());
+        let used = hits.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert!(used.is_some_and(|longest| longest < Duration::from_secs(6)), "and tried again: {used:?}");
     }
 
     #[test]

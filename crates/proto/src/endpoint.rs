@@ -6,8 +6,8 @@
 //!                 └── out of patience ──▶ Failed                      └── out of patience ──▶ forgotten
 //! ```
 //!
-//! It is silent to whoever has the wrong key, and gives memory only to who has shown the right one: a
-//! half-open record is one of a few, and is gone after a moment.
+//! It is silent to a caller with the wrong key, and gives memory only to a caller that has shown the right one: a
+//! half-open record is one of a few, and is gone after a moment. A caller that has shown it and finds no room is told.
 
 mod speculation;
 
@@ -31,7 +31,7 @@ pub struct EndpointConfig {
     pub session: SessionConfig,
     /// Answers hellos.
     pub listening: bool,
-    /// Sessions, at most.
+    /// Sessions, at most. A caller that finds no room is told so.
     pub sessions_max: usize,
     /// Half-open sessions, at most; each takes about four kilobytes.
     pub half_open_max: usize,
@@ -55,6 +55,12 @@ impl Default for EndpointConfig {
             speculation: Speculation::default(),
         }
     }
+}
+
+/// Says who may call an endpoint that has no key, by the address alone. A caller that it does not admit gets no answer.
+pub trait Gate: std::fmt::Debug + Send {
+    /// Whether a session may be opened from there.
+    fn admits(&mut self, from: SocketAddr) -> bool;
 }
 
 /// Why a session did not come about.
@@ -137,6 +143,21 @@ struct Greeting {
     due: bool,
 }
 
+impl Greeting {
+    fn new(
+        keys: &Keys,
+        offer: Offer,
+        to: SocketAddr,
+        now: Duration,
+        entropy: &mut dyn Entropy,
+    ) -> Result<Greeting, ConnectError> {
+        let made = Initiator::new(keys.to_call_with(), offer, entropy);
+        let (initiator, hello) = made.map_err(|_| ConnectError::Handshake)?;
+        let interval = HELLO_INTERVAL;
+        Ok(Greeting { initiator, hello, to, began: now, again_at: now + interval, interval, due: true })
+    }
+}
+
 #[derive(Debug)]
 struct HalfOpen<S, T> {
     session: Session<S, T>,
@@ -144,8 +165,11 @@ struct HalfOpen<S, T> {
     since: Duration,
     /// Its hello, all of it [W-11].
     hello: Vec<u8>,
-    welcome: Vec<u8>,
+    /// The welcome; or the word that there is no room.
+    answer: Vec<u8>,
     due: bool,
+    /// There was no room: it is never accepted.
+    refused: bool,
 }
 
 #[derive(Debug)]
@@ -154,13 +178,32 @@ struct Open<S, T> {
     peer: SocketAddr,
 }
 
+impl<S: Source, T: Sink> Open<S, T> {
+    /// Without a key the address is all that tells the peer from others on its host [W-98].
+    #[inline]
+    fn may_come_from(&self, from: SocketAddr) -> bool {
+        self.session.is_sealed() || self.peer == from
+    }
+}
+
+/// How a session stands, for people who change keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// This side's number for it.
+    pub number: u32,
+    /// Where the peer is.
+    pub peer: SocketAddr,
+    /// The key that it was established with; none in the insecure form.
+    pub fingerprint: Option<Fingerprint>,
+}
+
 /// One address and its sessions.
 #[derive(Debug)]
 pub struct Endpoint<S, T> {
     keys: Keys,
     config: EndpointConfig,
+    gate: Option<Box<dyn Gate>>,
     incarnation: u64,
-    next_number: u32,
     greetings: BTreeMap<u32, Greeting>,
     half_open: VecDeque<HalfOpen<S, T>>,
     sessions: BTreeMap<u32, Open<S, T>>,
@@ -190,15 +233,13 @@ pub struct Endpoint<S, T> {
 impl<S: Source, T: Sink> Endpoint<S, T> {
     /// An endpoint with these keys; none makes it insecure.
     pub fn new(keys: Keys, config: EndpointConfig, entropy: &mut dyn Entropy) -> Endpoint<S, T> {
-        let mut bytes = [0; 12];
-        entropy.fill(&mut bytes);
-        let (number, incarnation) = bytes.split_at(4);
+        let mut incarnation = [0; 8];
+        entropy.fill(&mut incarnation);
         Endpoint {
             keys,
             config,
-            incarnation: u64::from_le_bytes(std::array::from_fn(|at| incarnation[at])),
-            // Numbers of an earlier life are not taken for this one's.
-            next_number: u32::from_le_bytes(std::array::from_fn(|at| number[at])),
+            gate: None,
+            incarnation: u64::from_le_bytes(incarnation),
             greetings: BTreeMap::new(),
             half_open: VecDeque::new(),
             sessions: BTreeMap::new(),
@@ -262,14 +303,59 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         half_open.chain(open).for_each(|session| session.set_intake(self.intake));
     }
 
-    /// Changes the keys while sessions go on: new sessions use the newest, peers may use either [W-61].
-    pub fn set_keys(&mut self, keys: Keys) {
+    /// Asks `gate` about callers while there is no key; without one all are let in.
+    pub fn set_gate(&mut self, gate: Option<Box<dyn Gate>>) {
+        self.gate = gate;
+    }
+
+    /// Changes the keys while sessions go on: see [`Keys`] for the steps. What is not established yet under a key
+    /// that is not listed any more is begun again with the new one, or forgotten if the peer began it [W-61].
+    pub fn set_keys(&mut self, now: Duration, keys: Keys, entropy: &mut dyn Entropy) {
+        self.stir();
         self.keys = keys;
+        self.half_open.retain(|half| self.keys.accept(half.session.fingerprint()));
+        let outdated = |greeting: &Greeting| !self.keys.accept(greeting.initiator.fingerprint());
+        let outdated: Vec<u32> =
+            self.greetings.iter().filter(|(_, greeting)| outdated(greeting)).map(|(number, _)| *number).collect();
+        for number in outdated {
+            let (offer, greeting) = (self.offer(number), self.greetings.get_mut(&number));
+            if let Some(greeting) = greeting
+                && let Ok(again) = Greeting::new(&self.keys, offer, greeting.to, now, entropy)
+            {
+                *greeting = Greeting { began: greeting.began, ..again };
+            }
+        }
+    }
+
+    /// Ends the sessions that were not established under a listed key; how many. Their peers are told, and what was
+    /// under way comes back.
+    pub fn end_old_sessions(&mut self, now: Duration) -> usize {
+        self.stir();
+        let keys = &self.keys;
+        let mut ended = 0;
+        for open in self.sessions.values_mut() {
+            if open.session.ended().is_none() && !keys.accept(open.session.fingerprint()) {
+                open.session.end_for_key(now);
+                ended += 1;
+            }
+        }
+        self.release_ended();
+        ended
+    }
+
+    /// The sessions that are there, in no order.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
+        let alive = self.sessions.iter().filter(|(_, open)| open.session.ended().is_none());
+        alive.map(|(number, open)| SessionInfo {
+            number: *number,
+            peer: open.peer,
+            fingerprint: open.session.fingerprint(),
+        })
     }
 
     /// The key that new sessions are asked for with; none in the insecure form.
     pub fn fingerprint(&self) -> Option<Fingerprint> {
-        self.keys.newest().map(|key| key.fingerprint())
+        self.keys.to_call_with().map(|key| key.fingerprint())
     }
 
     /// Answers hellos from now on, or no longer. Sessions that are there go on.
@@ -330,10 +416,12 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         self.sessions.len() + self.greetings.len() >= self.config.sessions_max
     }
 
-    fn number(&mut self) -> u32 {
+    /// A number for a new session. It is drawn, so that nobody knows others from their own [W-97].
+    fn number(&self, entropy: &mut dyn Entropy) -> u32 {
         loop {
-            self.next_number = self.next_number.wrapping_add(1);
-            let number = self.next_number;
+            let mut number = [0; 4];
+            entropy.fill(&mut number);
+            let number = u32::from_le_bytes(number);
             let half_open = self.half_open.iter().any(|half| half.session.number() == number);
             if number != 0
                 && !half_open
@@ -360,11 +448,8 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         if self.is_full() {
             return Err(ConnectError::TooMany { limit: self.config.sessions_max });
         }
-        let number = self.number();
-        let made = Initiator::new(self.keys.newest(), self.offer(number), entropy);
-        let (initiator, hello) = made.map_err(|_| ConnectError::Handshake)?;
-        let interval = HELLO_INTERVAL;
-        let greeting = Greeting { initiator, hello, to, began: now, again_at: now + interval, interval, due: true };
+        let number = self.number(entropy);
+        let greeting = Greeting::new(&self.keys, self.offer(number), to, now, entropy)?;
         self.greetings.insert(number, greeting);
         Ok(number)
     }
@@ -393,7 +478,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
 
     fn handle_hello(&mut self, now: Duration, from: SocketAddr, packet: &[u8], entropy: &mut dyn Entropy) {
         self.forget_stale(now);
-        // The same bytes are the same hello, whoever sends them; the answer goes where the first came from.
+        // The same bytes are the same hello, from whatever address; the answer goes where the first came from.
         if let Some(half) = self.half_open.iter_mut().find(|half| half.hello == packet) {
             half.due |= half.from == from;
             return;
@@ -402,24 +487,23 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             self.stats.unanswered += 1;
             return;
         }
-        if self.sessions.len() >= self.config.sessions_max {
-            self.stats.turned_away += 1;
-            return;
-        }
-        let number = self.number();
+        let number = self.number(entropy);
         match respond(&self.keys, packet, self.offer(number), entropy) {
-            Ok((established, welcome)) => {
+            Ok(_) if self.keys.is_insecure() && self.gate.as_mut().is_some_and(|gate| !gate.admits(from)) => {
+                self.stats.unanswered += 1;
+            }
+            Ok((established, answer)) => {
                 if self.half_open.len() >= self.config.half_open_max {
-                    // Whoever means it goes on within a round trip: the oldest is the least likely to.
+                    // An honest caller goes on within a round trip: the oldest is the least likely to.
                     self.stats.turned_away += 1;
                     self.half_open.pop_front();
                 }
                 let mut session = Session::new(established, number, self.config.session.clone(), now);
                 session.set_intake(self.intake);
-                let hello = packet.to_vec();
-                self.half_open.push_back(HalfOpen { session, from, since: now, hello, welcome, due: true });
+                let (hello, refused) = (packet.to_vec(), false);
+                self.half_open.push_back(HalfOpen { session, from, since: now, hello, answer, due: true, refused });
             }
-            // Silence: whoever it was learns nothing [W-8] [W-59].
+            // Silence: the sender learns nothing [W-8] [W-59].
             Err(_) => self.stats.unanswered += 1,
         }
     }
@@ -449,6 +533,10 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     fn handle_sealed(&mut self, now: Duration, from: SocketAddr, header: Header, packet: &[u8]) {
         let number = header.session;
         if let Some(open) = self.sessions.get_mut(&number) {
+            if !open.may_come_from(from) {
+                self.stats.strangers += 1;
+                return;
+            }
             self.last = number;
             let taken = open.session.handle_parsed(now, header, packet);
             match taken {
@@ -467,18 +555,28 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             }
             return;
         }
+        let full = self.is_full();
         let Some(position) = self.half_open.iter().position(|half| half.session.number() == number) else {
             self.stats.strangers += 1;
             return;
         };
-        if self.is_full() {
-            self.stats.turned_away += 1;
+        let half = &mut self.half_open[position];
+        if !half.session.is_sealed() && half.from != from {
+            self.stats.strangers += 1;
             return;
         }
-        let authentic =
-            matches!(self.half_open[position].session.handle_packet(now, packet), Ok(()) | Err(Dropped::NoPlace));
-        if !authentic {
+        if !matches!(half.session.handle_packet(now, packet), Ok(()) | Err(Dropped::NoPlace)) {
             self.stats.dropped += 1;
+            return;
+        }
+        if full || half.refused {
+            // Told as often as it asks. What it says when it was told is not answered.
+            if header.kind != Kind::Ack
+                && let Some(answer) = half.session.refuse(now)
+            {
+                self.stats.turned_away += u64::from(!half.refused);
+                (half.answer, half.due, half.refused) = (answer, true, true);
+            }
             return;
         }
         if let Some(half) = self.half_open.remove(position) {
@@ -611,11 +709,11 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         None
     }
 
-    /// Appends a hello or a welcome that is due: where it goes, and its length.
+    /// Appends a hello or the answer to one that is due: where it goes, and its length.
     fn write_greeting(&mut self, out: &mut Vec<u8>) -> Option<(SocketAddr, usize)> {
         let hellos = self.greetings.values_mut().map(|greeting| (&mut greeting.due, greeting.to, &greeting.hello));
-        let welcomes = self.half_open.iter_mut().map(|half| (&mut half.due, half.from, &half.welcome));
-        let (due, to, packet) = hellos.chain(welcomes).find(|(due, ..)| **due)?;
+        let answers = self.half_open.iter_mut().map(|half| (&mut half.due, half.from, &half.answer));
+        let (due, to, packet) = hellos.chain(answers).find(|(due, ..)| **due)?;
         *due = false;
         out.extend_from_slice(packet);
         Some((to, packet.len()))

@@ -151,6 +151,14 @@ impl Initiator {
         Ok((Initiator { offer, pending }, hello))
     }
 
+    /// The key that the handshake was begun with; none in the insecure form.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        match &self.pending {
+            Pending::Sealed(pending) => Some(pending.fingerprint),
+            Pending::Plain { .. } => None,
+        }
+    }
+
     /// Takes a welcome. A wrong one leaves the initiator as it was, so that a forger cannot end
     /// the handshake [W-9].
     pub fn handle_welcome(self, packet: &[u8]) -> Result<Established, (Initiator, HandshakeError)> {
@@ -207,7 +215,7 @@ pub fn respond(
     // One draw for whichever key fits: only one of the handshakes gets as far as using it.
     let mut ephemeral = Zeroizing::new([0; KEY_BYTES]);
     entropy.fill(ephemeral.as_mut());
-    for key in keys.all() {
+    for key in keys.accepted() {
         let mut noise = noise::begin(Role::Responder, &key.noise_psk(), &prologue(), &ephemeral);
         let mut payload = [0; OFFER_BYTES];
         if noise.read_message(message, &mut payload).is_err() {

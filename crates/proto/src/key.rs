@@ -1,9 +1,18 @@
 //! The cluster key: what makes a host a member.
 //!
-//! Whoever holds the key can claim to be any node of the cluster [W-27]. Two keys are accepted
-//! while it is being changed: give every node the new key as the newest one, and once all have it,
-//! take the older one away.
+//! Whoever holds the key can claim to be any node of the cluster [W-27]. A node calls with one key, and can
+//! accept another one as well while the key is being changed. That takes three steps, each made on every node
+//! before the next begins on any [W-61]:
+//!
+//! ```text
+//!   call with  also accept      a node calls one that is          one step
+//!   old        -                                                   behind: is its key accepted there?
+//!   old        new              1  accept the new key              old: yes
+//!   new        old              2  call with it                    new: yes, since step 1 is done everywhere
+//!   new        -                3  drop the old one                new: yes
+//! ```
 
+use crate::entropy::Entropy;
 use crate::seal::expand;
 use aws_lc_rs::{digest, hkdf};
 use std::fmt;
@@ -18,7 +27,15 @@ pub struct ClusterKey {
 }
 
 impl ClusterKey {
-    /// A key made of 32 random bytes. They are used as they are: take them from the kernel.
+    /// A new key.
+    pub fn generate(entropy: &mut dyn Entropy) -> ClusterKey {
+        let mut secret = Zeroizing::new([0; KEY_BYTES]);
+        entropy.fill(secret.as_mut());
+        ClusterKey { secret }
+    }
+
+    /// A key made of 32 random bytes. They are used as they are, and the caller's copy of them stays where it is:
+    /// [`ClusterKey::generate`] leaves none.
     pub fn from_random(random: [u8; KEY_BYTES]) -> ClusterKey {
         ClusterKey { secret: Zeroizing::new(random) }
     }
@@ -134,49 +151,57 @@ pub enum KeyError {
     },
 }
 
-/// The keys that an endpoint accepts: one, two while the key is being changed, or none, which is
-/// the insecure form.
+/// The keys of an endpoint: the one to call with, and while the key is being changed another one that callers may
+/// use as well. None at all is the insecure form.
 #[derive(Clone, Debug)]
 pub struct Keys {
-    newest: Option<ClusterKey>,
-    older: Option<ClusterKey>,
+    call_with: Option<ClusterKey>,
+    also_accept: Option<ClusterKey>,
 }
 
 impl Keys {
-    /// Accepts `key`.
+    /// Calls with `key`, and accepts callers that use it.
     pub fn new(key: ClusterKey) -> Keys {
-        Keys { newest: Some(key), older: None }
+        Keys { call_with: Some(key), also_accept: None }
     }
 
     /// Accepts only peers that have no key either.
     pub fn insecure() -> Keys {
-        Keys { newest: None, older: None }
+        Keys { call_with: None, also_accept: None }
     }
 
-    /// Accepts `key` too.
+    /// Accepts callers that use `key`, too.
     ///
     /// # Panics
-    /// If there is no newer key: an endpoint that accepts plain packets as well as sealed ones
-    /// would accept everybody.
+    /// If there is no key to call with: an endpoint that accepts plain packets as well as sealed ones would accept
+    /// everybody.
     #[must_use]
-    pub fn with_older(self, key: ClusterKey) -> Keys {
-        assert!(self.newest.is_some(), "an older key is given beside a newer one");
-        Keys { older: Some(key), ..self }
+    pub fn also_accepting(self, key: ClusterKey) -> Keys {
+        assert!(self.call_with.is_some(), "a key is accepted beside the one to call with");
+        Keys { also_accept: Some(key), ..self }
     }
 
-    /// The key to connect with; none in the insecure form.
-    pub fn newest(&self) -> Option<&ClusterKey> {
-        self.newest.as_ref()
+    /// The key to call with; none in the insecure form.
+    pub fn to_call_with(&self) -> Option<&ClusterKey> {
+        self.call_with.as_ref()
     }
 
-    /// All accepted keys, the newest first.
-    pub fn all(&self) -> impl Iterator<Item = &ClusterKey> {
-        self.newest.iter().chain(self.older.iter())
+    /// All accepted keys, first the one to call with.
+    pub fn accepted(&self) -> impl Iterator<Item = &ClusterKey> {
+        self.call_with.iter().chain(self.also_accept.iter())
+    }
+
+    /// Whether a session that was established with this key, or without one, could be established now.
+    pub fn accept(&self, fingerprint: Option<Fingerprint>) -> bool {
+        match fingerprint {
+            Some(fingerprint) => self.accepted().any(|key| key.fingerprint() == fingerprint),
+            None => self.is_insecure(),
+        }
     }
 
     /// Whether there is no key.
     pub fn is_insecure(&self) -> bool {
-        self.newest.is_none()
+        self.call_with.is_none()
     }
 }
 

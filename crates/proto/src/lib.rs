@@ -55,7 +55,9 @@ mod session;
 mod size;
 
 pub use congestion::{Controller, Delivery, RateBased};
-pub use endpoint::{ConnectError, Endpoint, EndpointConfig, EndpointEvent, EndpointStats, Expectation, Speculation};
+pub use endpoint::{
+    ConnectError, Endpoint, EndpointConfig, EndpointEvent, EndpointStats, Expectation, Gate, SessionInfo, Speculation,
+};
 pub use entropy::{Entropy, SeededEntropy};
 pub use handshake::{Established, HELLO_BYTES, HandshakeError, Initiator, Offer, respond};
 pub use header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind, Malformed, WIRE_VERSION};
@@ -64,7 +66,7 @@ pub use message::{Incoming, Outgoing, Sink, Source};
 pub use ranges::Ranges;
 pub use replay::ReplayWindow;
 pub use rtt::RoundTrip;
-pub use seal::{KeyLimits, OpenError, SealError, Sealing, SealingStats};
+pub use seal::{KEY_TICK, KeyLimits, OpenError, SealError, Sealing, SealingStats};
 pub use session::{
     Assurance, Dropped, Ending, Event, Guess, LandingStats, Pulse, Refusal, Session, SessionConfig, SessionStats,
     Transmit,

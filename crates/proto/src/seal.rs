@@ -21,6 +21,7 @@ use crate::replay::ReplayWindow;
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use aws_lc_rs::hkdf;
 use std::fmt;
+use std::time::Duration;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
@@ -276,7 +277,15 @@ impl Sealing {
     /// the last change is acknowledged by then; 0 if the change is due. None without keys.
     pub fn packets_until_key_change(&self) -> Option<u64> {
         let Form::Sealed(directions) = &self.form else { return None };
-        Some(directions.sender.limits.change_after.saturating_sub(directions.sender.sealed))
+        Some(directions.sender.change_at.saturating_sub(directions.sender.sealed))
+    }
+
+    /// [`KEY_TICK`] has passed: keys are changed by time as well as by packets [W-100].
+    pub fn tick(&mut self) {
+        if let Form::Sealed(directions) = &mut self.form {
+            directions.sender.tick();
+            directions.receiver.tick();
+        }
     }
 
     /// Sets when keys are changed.
@@ -291,7 +300,7 @@ impl Sealing {
             limits.end
         );
         if let Form::Sealed(directions) = &mut self.form {
-            directions.sender.limits = limits;
+            (directions.sender.limits, directions.sender.change_at) = (limits, limits.change_after);
         }
     }
 
@@ -408,6 +417,12 @@ fn crc32c(parts: [&[u8]; 3]) -> u32 {
 #[repr(align(8))]
 struct Short([u8; SHORT_BYTES]);
 
+/// How often [`Sealing::tick`] is to be called.
+pub const KEY_TICK: Duration = Duration::from_secs(30);
+/// A key that is used is changed after so many.
+const KEY_TICKS: u32 = 4;
+/// And the one before is dropped after so many.
+const PREVIOUS_TICKS: u32 = 2;
 pub(crate) const SECRET_BYTES: usize = 32;
 /// Head and payload that are checksummed in one call, together.
 const SHORT_BYTES: usize = 128;
@@ -438,6 +453,10 @@ struct Sender {
     /// Whether the receiver is known to hold the next key.
     may_change: bool,
     limits: KeyLimits,
+    /// The key is changed when it has sealed so many packets.
+    change_at: u64,
+    /// Ticks since it is used.
+    ticks: u32,
 }
 
 impl Sender {
@@ -445,15 +464,34 @@ impl Sender {
         let mut chain = Chain { secret };
         let key = chain.advance();
         // The receiver holds the first two keys from the start.
-        Sender { key, chain, place: 0, sealed: 0, first_number: None, may_change: true, limits: KeyLimits::default() }
+        let limits = KeyLimits::default();
+        Sender {
+            key,
+            chain,
+            place: 0,
+            sealed: 0,
+            first_number: None,
+            may_change: true,
+            limits,
+            change_at: limits.change_after,
+            ticks: 0,
+        }
+    }
+
+    fn tick(&mut self) {
+        self.ticks += 1;
+        // One that has sealed nothing is as good as new.
+        if self.ticks >= KEY_TICKS && self.sealed > 0 {
+            self.change_at = self.change_at.min(self.sealed);
+        }
     }
 
     /// Makes the key ready for one more packet and counts it; tells the packet's phase.
     fn prepare(&mut self, number: u64) -> Result<bool, SealError> {
-        if self.sealed >= self.limits.change_after && self.may_change {
+        if self.sealed >= self.change_at && self.may_change {
             self.key = self.chain.advance();
             self.place += 1;
-            self.sealed = 0;
+            (self.sealed, self.change_at, self.ticks) = (0, self.limits.change_after, 0);
             self.first_number = None;
             self.may_change = false;
         }
@@ -468,6 +506,8 @@ impl Sender {
 
 struct Receiver {
     previous: Option<PacketKey>,
+    /// Ticks since it is the previous one.
+    previous_ticks: u32,
     current: PacketKey,
     next: PacketKey,
     chain: Chain,
@@ -482,7 +522,15 @@ impl Receiver {
     fn new(secret: Secret) -> Receiver {
         let mut chain = Chain { secret };
         let (current, next) = (chain.advance(), chain.advance());
-        Receiver { previous: None, current, next, chain, place: 0, lowest: None }
+        Receiver { previous: None, previous_ticks: 0, current, next, chain, place: 0, lowest: None }
+    }
+
+    /// What was sealed with the previous key and has not come for so long was lost.
+    fn tick(&mut self) {
+        self.previous_ticks += 1;
+        if self.previous_ticks >= PREVIOUS_TICKS {
+            self.previous = None;
+        }
     }
 
     fn open(&mut self, header: &Header, head: &[u8], tag: &[u8], payload: Payload<'_>) -> Result<(), OpenError> {
@@ -512,7 +560,7 @@ impl Receiver {
             }
             let following = self.chain.advance();
             let current = std::mem::replace(&mut self.next, following);
-            self.previous = Some(std::mem::replace(&mut self.current, current));
+            (self.previous, self.previous_ticks) = (Some(std::mem::replace(&mut self.current, current)), 0);
             self.place += 1;
             self.lowest = Some(number);
         }

@@ -19,7 +19,7 @@ mod size;
 mod speculation;
 
 use crate::admission::{Fast, Word};
-use crate::congestion::{Controller, RateBased, Room, unit};
+use crate::congestion::{Controller, Fate, RateBased, Room, unit};
 use crate::handshake::{Established, Offer};
 use crate::header::{CONTROL_BYTES_MAX, Header, HeaderFlags, Kind, NUMBERS};
 use crate::key::Fingerprint;
@@ -28,7 +28,7 @@ use crate::message::{InMessage, Incoming, OutMessage, Outgoing, PREFACE_BYTES_MO
 use crate::ranges::Ranges;
 use crate::replay::ReplayWindow;
 use crate::rtt::RoundTrip;
-use crate::seal::Sealing;
+use crate::seal::{KEY_TICK, SealError, Sealing};
 use crate::size::{PacketSize, SizeSearch};
 use acks::run_of;
 pub(crate) use cutting::PULSE_PACKETS_MOST;
@@ -106,6 +106,15 @@ pub enum Ending {
     /// A key has sealed all the packets that it may.
     #[error("the keys of the session are used up")]
     KeysUsedUp,
+    /// A packet could not be sealed: what was to be sent is no packet, or its number was used.
+    #[error("a packet of the session could not be sealed")]
+    NotSealed,
+    /// One of both sides no longer accepts the key of the session.
+    #[error("the key of the session is not accepted any more: give both sides the present one")]
+    KeyRemoved,
+    /// The peer has as many sessions as it takes.
+    #[error("the peer has as many sessions as it takes: call again when others have ended, or raise its limit")]
+    PeerFull,
     /// The VI was closed.
     #[error("the VI was closed")]
     ViClosed,
@@ -117,6 +126,26 @@ pub enum Ending {
         /// Bytes of the place.
         buffer: usize,
     },
+}
+
+/// Why a close packet ends a session [W-99].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    Done = 0,
+    Full = 1,
+    KeyRemoved = 2,
+}
+
+impl Reason {
+    /// What the side is told that receives it.
+    fn ending(told: u32) -> Ending {
+        match told {
+            told if told == Reason::Full as u32 => Ending::PeerFull,
+            told if told == Reason::KeyRemoved as u32 => Ending::KeyRemoved,
+            // Others of a later version are an end as well.
+            _ => Ending::PeerClosed,
+        }
+    }
 }
 
 /// Why a message or a receive was not taken.
@@ -480,6 +509,8 @@ pub struct Session<S, T> {
     asking: VecDeque<u32>,
     /// Closing takes no longer than this.
     close_by: Option<Duration>,
+    /// When the keys are told that time has passed.
+    key_by: Duration,
     /// The packet taken last was the highest so far.
     newest: bool,
     fingerprint: Option<Fingerprint>,
@@ -520,6 +551,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         config.holes_max = config.holes_max.max(16);
         let search = SizeSearch::new(config.packet_size);
         let packet = search.present();
+        let key_by = if sealing.is_sealed() { now + KEY_TICK } else { Duration::MAX };
         Session {
             number,
             peer,
@@ -560,6 +592,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             ask_after: ASK_AFTER,
             asking: VecDeque::new(),
             close_by: None,
+            key_by,
             newest: false,
             fingerprint,
             next_send: now,
@@ -626,6 +659,12 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.fingerprint
     }
 
+    /// True if its packets are sealed, not merely checksummed.
+    #[inline]
+    pub fn is_sealed(&self) -> bool {
+        self.sealing.is_sealed()
+    }
+
     /// True if the packet that was taken last has the highest number so far: its sender is where it came
     /// from, and not where it was when an older one left.
     pub fn heard_newest(&self) -> bool {
@@ -648,6 +687,11 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// The smoothed round trip.
     pub fn round_trip(&self) -> Duration {
         self.trip.smoothed()
+    }
+
+    /// What has become of the packets that were sent.
+    fn fate(&self) -> Fate {
+        Fate { sent: self.stats.packets_sent, lost: self.stats.packets_lost }
     }
 
     /// What this side can take in has changed.
@@ -901,7 +945,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         let death = self.last_heard + self.config.death;
         let alive = self.last_sent.max(self.last_heard) + self.death_quarter;
-        let mut by = death.min(alive);
+        let mut by = death.min(alive).min(self.key_by);
         // What was left for later is done at the next occasion.
         if let Some((_, at)) = self.ack_left {
             by = by.min(at);
@@ -932,6 +976,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
         if self.close_by.is_some_and(|by| by <= now) {
             return self.end(Ending::Closed);
+        }
+        if self.key_by <= now {
+            self.key_by = now + KEY_TICK;
+            self.sealing.tick();
         }
         if self.ask_by.is_some_and(|by| by <= now) {
             self.ask_for_credit(now);
@@ -1139,16 +1187,16 @@ impl<S: Source, T: Sink> Session<S, T> {
         if self.state == State::Closing && !self.close_sent {
             self.close_sent = true;
             self.probe_wanted = false;
-            self.write_control(now, Cargo::Close, 0, out)?;
+            self.write_close(now, Reason::Done, out)?;
             return Some(out.len() - begin);
         }
         if let Some(vi) = self.asking.pop_front() {
-            self.write_control(now, Cargo::Probe, vi, out)?;
+            self.write_probe(now, vi, out)?;
             return Some(out.len() - begin);
         }
         if self.probe_wanted {
             self.probe_wanted = false;
-            self.write_control(now, Cargo::Probe, 0, out)?;
+            self.write_probe(now, 0, out)?;
             return Some(out.len() - begin);
         }
         if self.acknowledge_now {
@@ -1210,13 +1258,23 @@ impl<S: Source, T: Sink> Session<S, T> {
         }
     }
 
-    /// A packet that is nothing but its header, about a VI or, with 0, about the session.
-    fn write_control(&mut self, now: Duration, cargo: Cargo, vi: u32, out: &mut Vec<u8>) -> Option<()> {
-        let kind = if cargo == Cargo::Close { Kind::Close } else { Kind::Probe };
+    /// A packet that asks for a sign of life, about a VI or, with 0, about the session.
+    fn write_probe(&mut self, now: Duration, vi: u32, out: &mut Vec<u8>) -> Option<()> {
+        let header = Header { vi, ..self.bare_header(Kind::Probe) };
+        let header = self.with_settled(header);
+        self.write_bare(now, Cargo::Probe, header, out)
+    }
+
+    /// The last word.
+    fn write_close(&mut self, now: Duration, reason: Reason, out: &mut Vec<u8>) -> Option<()> {
+        let header = Header { offset: reason as u32, ..self.bare_header(Kind::Close) };
+        self.write_bare(now, Cargo::Close, header, out)
+    }
+
+    /// A packet that is nothing but its header.
+    fn write_bare(&mut self, now: Duration, cargo: Cargo, header: Header, out: &mut Vec<u8>) -> Option<()> {
         let begin = out.len();
         out.resize(begin + Header::BYTES, 0);
-        let header = Header { vi, ..self.bare_header(kind) };
-        let header = if kind == Kind::Probe { self.with_settled(header) } else { header };
         self.seal(&header, begin, out).then_some(())?;
         self.note_sent(now, cargo, out.len() - begin);
         Some(())
@@ -1224,12 +1282,8 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// A word about a receive list.
     fn write_fast(&mut self, now: Duration, vi: u32, word: Word, out: &mut Vec<u8>) -> Option<()> {
-        let begin = out.len();
-        out.resize(begin + Header::BYTES, 0);
         let header = word.header(vi, self.bare_header(Kind::Fast));
-        self.seal(&header, begin, out).then_some(())?;
-        self.note_sent(now, Cargo::Fast, out.len() - begin);
-        Some(())
+        self.write_bare(now, Cargo::Fast, header, out)
     }
 
     fn bare_header(&mut self, kind: Kind) -> Header {
@@ -1237,15 +1291,22 @@ impl<S: Source, T: Sink> Session<S, T> {
         Header { session, number, ack: self.piggyback(false), ..Header::new(kind) }
     }
 
-    /// False, with nothing appended, if the keys are used up: that ends the session.
+    /// False, with nothing appended, if it cannot be sealed: that ends the session.
     fn seal(&mut self, header: &Header, begin: usize, out: &mut Vec<u8>) -> bool {
         header.write(&mut out[begin..]);
-        if self.sealing.seal(&mut out[begin..]).is_err() {
+        if let Err(error) = self.sealing.seal(&mut out[begin..]) {
             out.truncate(begin);
-            self.end(Ending::KeysUsedUp);
+            self.end_unsealed(error);
             return false;
         }
         true
+    }
+
+    fn end_unsealed(&mut self, error: SealError) {
+        self.end(match error {
+            SealError::KeyExhausted { .. } => Ending::KeysUsedUp,
+            SealError::Malformed(_) | SealError::NumberUsed { .. } => Ending::NotSealed,
+        });
     }
 
     /// A packet other than data has left.
@@ -1306,9 +1367,10 @@ impl<S: Source, T: Sink> Session<S, T> {
             return Err(Dropped::NotOurs);
         }
         if self.ended().is_some() {
-            // A close that is sent again was not answered; one that is forged is not either.
-            let authentic = header.kind == Kind::Close && self.open(&header, packet).is_ok();
-            self.last_words_wanted |= authentic;
+            // A close that is sent again was not answered; one that is forged is not either. A peer that does not
+            // know of the end asks.
+            let answered = header.kind == Kind::Close || header.kind == Kind::Probe;
+            self.last_words_wanted |= answered && self.open(&header, packet).is_ok();
             return Err(Dropped::NotOurs);
         }
         if matches!(header.kind, Kind::Hello | Kind::Welcome) {
@@ -1333,7 +1395,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             Kind::Ack => {
                 // One that comes late tells what was.
                 if self.window.highest().is_none_or(|highest| header.number > highest) {
-                    self.room.handle_report(now, header.offset, header.message);
+                    self.room.handle_report(now, header.offset, header.message, self.fate());
                 }
                 self.take_acknowledgement(now);
                 true
@@ -1357,7 +1419,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         self.last_heard = now;
         self.note_received(now, &header);
         if header.kind == Kind::Close {
-            self.end_after_answer(now);
+            self.end_after_answer(now, Reason::ending(header.offset));
         }
         Ok(())
     }
@@ -1420,12 +1482,28 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     /// The peer has closed. It repeats that until it is answered; the answer goes out before everything
     /// comes back [W-56].
-    fn end_after_answer(&mut self, now: Duration) {
+    fn end_after_answer(&mut self, now: Duration, ending: Ending) {
         let mut answer = Vec::new();
         if self.write_acknowledgement(now, &mut answer).is_some() {
             (self.last_words, self.last_words_wanted) = (answer, true);
         }
-        self.end(Ending::PeerClosed);
+        self.end(ending);
+    }
+
+    /// Ends it at once, since its key is not accepted any more. The peer is told, and again when it asks.
+    pub(crate) fn end_for_key(&mut self, now: Duration) {
+        let mut word = Vec::new();
+        if self.write_close(now, Reason::KeyRemoved, &mut word).is_some() {
+            (self.last_words, self.last_words_wanted) = (word, true);
+        }
+        self.end(Ending::KeyRemoved);
+    }
+
+    /// The word to a caller that there is no room for its session.
+    pub(crate) fn refuse(&mut self, now: Duration) -> Option<Vec<u8>> {
+        let mut word = Vec::new();
+        self.write_close(now, Reason::Full, &mut word)?;
+        Some(word)
     }
 
     fn flush_vi(&mut self, vi: u32, ending: Ending) {

@@ -259,6 +259,17 @@ impl Line {
                 return Next::Nothing;
             }
             let Some(done) = self.vi.poll() else {
+                // The look may have taken in the news that there is room, of which nobody is told again.
+                let waiting = self.backlog.len();
+                if waiting > 0 {
+                    if let Some(refused) = self.send_backlog() {
+                        self.event = Some(refused);
+                        return Next::Event;
+                    }
+                    if self.backlog.len() < waiting {
+                        continue;
+                    }
+                }
                 self.note_end();
                 return Next::Nothing;
             };

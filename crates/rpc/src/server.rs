@@ -51,7 +51,7 @@ pub struct ServerOptions {
     /// Looks for calls without pause, and never sleeps: for a thread that has a CPU of its own.
     pub busy: bool,
     /// Whose processes may connect, on this host.
-    pub allow: Allow,
+    pub allow: Option<Allow>,
 }
 
 impl Default for ServerOptions {
@@ -66,7 +66,7 @@ impl Default for ServerOptions {
             frame_bytes: 64 << 10,
             request_bytes_max: 256 << 20,
             busy: false,
-            allow: Allow::SameUser,
+            allow: None,
         }
     }
 }
@@ -180,7 +180,8 @@ impl Rpc {
     /// Serves with choices.
     pub fn serve_with(&self, address: &str, services: Services, options: ServerOptions) -> Result<Server, ServeError> {
         let nic = self.nic().clone();
-        let listener = nic.listen_with(address, options.allow.clone())?;
+        let allow = options.allow.clone().unwrap_or_else(|| nic.config().allow.clone());
+        let listener = nic.listen_with(address, allow)?;
         let queue = nic.completion_queue()?;
         // Another number at every start, far from those before.
         let first = (random() as u64) >> 1 | 1;
@@ -334,7 +335,7 @@ impl Inner {
     fn accept(&self, listener: &ViListener) {
         let is_far = !listener.address().starts_with("shm:");
         while !self.is_leaving() {
-            let options = ViOptions::new().queue_of(&self.queue).allow(self.options.allow.clone());
+            let options = ViOptions::new().queue_of(&self.queue);
             // Whoever waits at a socket is woken by every packet. While there are connections the polling thread takes
             // those, and this one only looks now and then who has come.
             let is_watched = is_far && self.connected.load(SeqCst) > 0;

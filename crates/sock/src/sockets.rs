@@ -60,12 +60,13 @@ impl Sockets {
         Ok(Stream::called(vi, self.config, &handling, address))
     }
 
-    /// Listens at `shm:name` or `shm:/path` for this user, or at `udp:host:port` for whoever has the key.
+    /// Listens at `shm:name` or `shm:/path` for the users that the interface allows, or at `udp:host:port` for all that
+    /// have the key; without a key, on this host, for those users as well.
     pub fn bind(&self, address: &str) -> io::Result<Listener> {
-        self.bind_for(address, Allow::SameUser)
+        self.bind_for(address, self.nic.config().allow.clone())
     }
 
-    /// Listens for the users that `allow` names. Others can only reach a `shm:/path`.
+    /// Listens for the users that `allow` names. Others cannot reach a `shm:name`.
     pub fn bind_for(&self, address: &str, allow: Allow) -> io::Result<Listener> {
         let listener = self.nic.listen_with(address, allow).map_err(error::listening)?;
         Ok(Listener::new(self.clone(), listener))
@@ -88,7 +89,7 @@ fn keys_of_process() -> io::Result<Keys> {
     let read = |file: std::path::PathBuf| read_key(&file).map_err(|error| named(error.to_string()));
     let files: Vec<_> = std::env::split_paths(&files).collect();
     match <[_; 2]>::try_from(files) {
-        Ok([newer, older]) => Ok(Keys::new(read(newer)?).with_older(read(older)?)),
+        Ok([newer, older]) => Ok(Keys::new(read(newer)?).also_accepting(read(older)?)),
         Err(files) => match <[_; 1]>::try_from(files) {
             Ok([only]) => Ok(Keys::new(read(only)?)),
             Err(files) => Err(named(format!("{} files; two are accepted while a key is being changed", files.len()))),

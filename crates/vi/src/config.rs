@@ -1,7 +1,7 @@
 //! Every limit is a number here, with the memory it costs.
 
 use crate::queue::{CompletionQueue, Notify, QueueHandle};
-use highwire_mem::Tag;
+use highwire_mem::{Allow, Tag};
 use highwire_pulse::Pulses;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,6 +40,8 @@ pub struct Config {
     pub reference_from: usize,
     /// The least that is worth a pulse of its own.
     pub minpulse: usize,
+    /// Whose processes may be at the other end on this host, where nothing else is said.
+    pub allow: Allow,
     /// How long connecting may take.
     pub connect_timeout: Duration,
     /// Spin at most this long before sleeping; `None` measures what a wake-up costs and takes that.
@@ -67,6 +69,7 @@ impl Default for Config {
             half_open_max: 16,
             reference_from: 16 << 10,
             minpulse: 8 << 10,
+            allow: Allow::SameUser,
             connect_timeout: Duration::from_secs(5),
             spin: None,
             runtime_dir: None,
@@ -111,14 +114,14 @@ pub struct ViOptions<'a> {
     pub(crate) tag: Option<Tag>,
     pub(crate) path: Path,
     pub(crate) pulses: Pulses,
-    pub(crate) allow: Allow,
+    pub(crate) allow: Option<Allow>,
     pub(crate) notify: Option<&'a Notify>,
     pub(crate) own_bell: bool,
     pub(crate) connect_timeout: Option<Duration>,
 }
 
 impl<'a> ViOptions<'a> {
-    /// The defaults: reliable delivery, tag 0, the library's choices, the same user only.
+    /// The defaults: reliable delivery, tag 0, the library's choices.
     pub fn new() -> ViOptions<'a> {
         ViOptions::default()
     }
@@ -188,36 +191,10 @@ impl<'a> ViOptions<'a> {
         self
     }
 
-    /// Whose listener may answer when connecting.
+    /// Whose listener may answer when connecting, where [`Config::allow`] is not to be asked.
     #[must_use]
     pub fn allow(mut self, allow: Allow) -> Self {
-        self.allow = allow;
+        self.allow = Some(allow);
         self
-    }
-}
-
-/// Which users may be at the other end.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub enum Allow {
-    /// This process's own user.
-    #[default]
-    SameUser,
-    /// These users too. A number that stands for all users which this user namespace does not map (65534) names none.
-    Users(Vec<u32>),
-    /// Anybody.
-    Everyone,
-}
-
-impl Allow {
-    /// `None` is a user that this user namespace does not map: the same as no other, not even as this process's own where
-    /// that is not mapped either.
-    pub(crate) fn admits(&self, uid: Option<u32>) -> bool {
-        let own = rustix::process::geteuid().as_raw();
-        match self {
-            _ if uid == Some(own) => true,
-            Allow::SameUser => false,
-            Allow::Users(users) => uid.is_some_and(|uid| users.contains(&uid)),
-            Allow::Everyone => true,
-        }
     }
 }

@@ -386,6 +386,12 @@ pub enum Failure {
     /// A session sealed all the packets that its keys may, and the peer acknowledged no change of keys.
     #[error("the keys of the session are used up")]
     KeysUsedUp,
+    /// A packet of the session could not be sealed, which is a fault of this side.
+    #[error("a packet of the session could not be sealed: connect again, and report it")]
+    NotSealed,
+    /// The key of the session is not accepted any more, here or by the peer.
+    #[error("the key of the session is not accepted any more: give both sides the present one, and connect again")]
+    KeyRemoved,
     /// This side disconnected.
     #[error("this side disconnected")]
     Closed,

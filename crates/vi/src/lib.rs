@@ -46,7 +46,7 @@ mod wire;
 
 pub use address::Address;
 pub use background::Background;
-pub use config::{Allow, Config, Path, Reliability, ViOptions};
+pub use config::{Config, Path, Reliability, ViOptions};
 pub use descriptor::{
     Completion, Control, InPlace, Message, Operation, Payload, PayloadToken, QUIET, RdmaRead, RdmaWrite, Receive,
 };
@@ -67,7 +67,7 @@ pub use watch::Watch;
 
 pub use highwire_mem::work::{Denial, Landings, Segment, Wire, WireError};
 pub use highwire_mem::{
-    Buffer, CONTROL_BYTES_MAX, Credentials, Exported, Frozen, KernelTooOld, Lie, PeerBytes, Pool, PoolError, Region,
-    RegionError, SharedBuffer, Tag,
+    Allow, Buffer, CONTROL_BYTES_MAX, Credentials, Exported, Frozen, KernelTooOld, Lie, PeerBytes, Pool, PoolError,
+    Region, RegionError, SharedBuffer, Tag,
 };
 pub use highwire_pulse::Pulses;

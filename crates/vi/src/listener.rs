@@ -1,11 +1,12 @@
 //! A name that others connect to, on this host or from another.
 
-use crate::config::{Allow, ViOptions};
+use crate::config::ViOptions;
 use crate::error::{AcceptError, ListenError};
 use crate::host::listener::HostListener;
 use crate::nic::NicInner;
 use crate::vi::Vi;
 use crate::wire::{Calling, is_reliable};
+use highwire_mem::Allow;
 use highwire_mem::work::WireListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;

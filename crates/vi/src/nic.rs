@@ -2,7 +2,7 @@
 
 use crate::address::Address;
 use crate::bells::QueueShared;
-use crate::config::{Allow, Config, ViOptions};
+use crate::config::{Config, ViOptions};
 use crate::error::{ConnectError, ListenError, NicError, RuntimeDirError};
 use crate::host::handover;
 use crate::host::peer::{Introduction, PayloadBudget, Peer};
@@ -15,7 +15,7 @@ use crate::vi::Vi;
 use crate::wire::{Calling, is_reliable};
 use highwire_mem::work::Wire;
 use highwire_mem::{
-    BlockShape, Credentials, Exported, Pool, Process, ProcessIdentity, Region, RegionError, Tag, Watcher,
+    Allow, BlockShape, Credentials, Exported, Pool, Process, ProcessIdentity, Region, RegionError, Tag, Watcher,
     heavy_barrier_available, kernel_check,
 };
 use std::collections::HashMap;
@@ -141,12 +141,13 @@ impl Nic {
         Ok(CompletionQueue::new(Arc::new(queue), self.inner.clone()))
     }
 
-    /// Listens at `shm:name` or `shm:/path` for this user, or at `udp:host:port` for whoever has the key.
+    /// Listens at `shm:name` or `shm:/path` for the users that [`Config::allow`] names, or at `udp:host:port` for all that
+    /// have the key; without a key, on this host, for those users as well.
     pub fn listen(&self, address: &str) -> Result<ViListener, ListenError> {
-        self.listen_with(address, Allow::SameUser)
+        self.listen_with(address, self.inner.config.allow.clone())
     }
 
-    /// Listens for the users that `allow` names. Others can only reach a `shm:/path`.
+    /// Listens for the users that `allow` names. Others cannot reach a `shm:name`.
     pub fn listen_with(&self, address: &str, allow: Allow) -> Result<ViListener, ListenError> {
         if !self.inner.process.is_this() {
             return Err(ListenError::ForkedChild);
@@ -157,7 +158,7 @@ impl Nic {
             Address::Host(host) => {
                 let wire = self.inner.wire.as_ref().ok_or_else(|| ListenError::NoWire(address.to_owned()))?;
                 let failed = |reason| ListenError::Wire { address: address.to_owned(), reason };
-                return Ok(ViListener::at_port(self.inner.clone(), wire.listen(&host).map_err(failed)?));
+                return Ok(ViListener::at_port(self.inner.clone(), wire.listen(&host, &allow).map_err(failed)?));
             }
         };
         ViListener::at_path(self.inner.clone(), address, path, allow)
@@ -185,7 +186,7 @@ impl Nic {
         let wire = self.inner.wire.as_ref().ok_or_else(|| ConnectError::NoWire(address.to_owned()))?;
         let calling = Calling::new(&self.inner, options);
         let timeout = options.connect_timeout.unwrap_or(self.inner.config.connect_timeout);
-        wire.connect(host, &calling.line, is_reliable(options), timeout)
+        wire.connect(host, &calling.line, is_reliable(options), timeout, self.inner.allowed(options))
             .map_err(|reason| ConnectError::Wire { address: address.to_owned(), reason })?;
         let nobody = || ConnectError::NobodyThere { address: address.to_owned() };
         Vi::connected(calling, &self.inner, options).ok_or_else(nobody)
@@ -240,6 +241,11 @@ fn check(config: &Config) -> Result<(), NicError> {
 impl NicInner {
     fn next_queue_id(&self) -> u64 {
         self.next_queue.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whose listener may answer.
+    pub(crate) fn allowed<'a>(&'a self, options: &'a ViOptions<'_>) -> &'a Allow {
+        options.allow.as_ref().unwrap_or(&self.config.allow)
     }
 
     /// The queue that a VI with these choices belongs to.

@@ -691,6 +691,8 @@ fn failure(fault: Fault) -> Failure {
         Fault::PeerAborted => Failure::PeerAborted,
         Fault::Silence(after) => Failure::PeerSilent(after),
         Fault::KeysUsedUp => Failure::KeysUsedUp,
+        Fault::NotSealed => Failure::NotSealed,
+        Fault::KeyRemoved => Failure::KeyRemoved,
         Fault::TooLong { message, place } => Failure::TooLong { message, buffer: place },
         Fault::Denied(denial) => Failure::Denied(denial),
     }

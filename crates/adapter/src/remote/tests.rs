@@ -5,7 +5,7 @@ use crate::note::{FIRST_VI, NOTES};
 use crate::{Engine, UdpWire, WireConfig};
 use highwire_link::{UdpLink, UdpOptions};
 use highwire_mem::work::{Carrier, Done, Line, Place, Side, Wire, Work};
-use highwire_mem::{Buffer, Exported, Region, Tag};
+use highwire_mem::{Allow, Buffer, Exported, Region, Tag};
 use highwire_proto::{Endpoint, EndpointConfig, EndpointEvent, Entropy, Event, Keys, SeededEntropy};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ struct Liar {
 
 fn meet() -> (Liar, Victim) {
     let wire = UdpWire::new(WireConfig::default());
-    let listener = wire.listen("127.0.0.1:0").unwrap();
+    let listener = wire.listen("127.0.0.1:0", &Allow::SameUser).unwrap();
     let line = Arc::new(Line::new(|| {}));
     let to = listener.address();
     let mut entropy = SeededEntropy::new(1);

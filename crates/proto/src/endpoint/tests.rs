@@ -143,7 +143,7 @@ fn a_wrong_key_meets_silence_and_a_time_out_that_names_the_causes() {
         (Keys::insecure(), Keys::new(key(2))),
         (Keys::new(key(1)), Keys::insecure()),
     ] {
-        let fingerprint = ours.newest().map(|key| key.fingerprint().to_string());
+        let fingerprint = ours.to_call_with().map(|key| key.fingerprint().to_string());
         let mut net = Net::new(vec![(ours, false), (theirs, true)]);
         net.connect(0, 1);
         net.run(6_000);
@@ -160,14 +160,15 @@ fn a_wrong_key_meets_silence_and_a_time_out_that_names_the_causes() {
 
 #[test]
 fn while_the_key_is_changed_both_are_accepted() {
-    let both = Keys::new(key(2)).with_older(key(1));
+    let both = Keys::new(key(2)).also_accepting(key(1));
     let mut net = Net::new(vec![(Keys::new(key(1)), false), (both, true), (Keys::new(key(2)), false)]);
     net.connect(0, 1);
     net.connect(2, 1);
     net.run(100);
     assert_eq!(net.accepted(1).len(), 2);
     // Afterwards only the new one; sessions that are there go on.
-    net.ends[1].set_keys(Keys::new(key(2)));
+    let (now, entropy) = (net.now, &mut net.entropy);
+    net.ends[1].set_keys(now, Keys::new(key(2)), entropy);
     let late = net.connect(0, 1);
     net.run(6_000);
     assert_eq!(net.accepted(1).len(), 2);
@@ -301,4 +302,149 @@ fn only_the_newest_packet_tells_where_the_peer_is() {
     assert_eq!(deliver(8, &older), 7, "where it was when an older packet left is of no interest");
     assert_eq!(deliver(8, &newer), 7, "nor where a copy comes from");
     assert_eq!(deliver(9, &newest), 9);
+}
+
+/// A packet of a session without a key, as anybody can make it.
+fn unsealed(session: u32, kind: Kind, number: u64) -> Vec<u8> {
+    let mut packet = vec![0; Header::BYTES];
+    Header { session, number, ..Header::new(kind) }.write(&mut packet);
+    crate::Sealing::checksummed().seal(&mut packet).unwrap();
+    packet
+}
+
+/// What ended the sessions of an endpoint.
+fn endings(net: &Net, end: usize) -> Vec<Ending> {
+    let ending = |event: &EndpointEvent<_, _>| match event {
+        EndpointEvent::Session(_, Event::Ended(ending)) => Some(*ending),
+        _ => None,
+    };
+    net.events[end].iter().filter_map(ending).collect()
+}
+
+#[test]
+fn the_number_of_a_session_tells_nothing_of_the_next() {
+    let mut net = Net::new(vec![(Keys::insecure(), false), (Keys::insecure(), true)]);
+    let mut ours = Vec::new();
+    for _ in 0..20 {
+        ours.push(net.connect(0, 1));
+        net.run(10);
+    }
+    let theirs = net.accepted(1);
+    assert_eq!(theirs.len(), 20);
+    for numbers in [ours, theirs] {
+        let near = numbers.windows(2).filter(|pair| pair[1].wrapping_sub(pair[0]).wrapping_add(1000) < 2000).count();
+        assert_eq!(near, 0, "{numbers:?}");
+    }
+}
+
+#[test]
+fn without_a_key_nobody_speaks_for_the_peer_from_another_address() {
+    let mut net = Net::new(vec![(Keys::insecure(), false), (Keys::insecure(), true)]);
+    let number = net.connect(0, 1);
+    net.run(50);
+    let accepted = net.accepted(1)[0];
+    for (end, session) in [(0, number), (1, accepted)] {
+        for kind in [Kind::Probe, Kind::Data, Kind::Ack, Kind::Close] {
+            net.ends[end].handle_packet(net.now, address(77), &unsealed(session, kind, 100_000), &mut net.entropy);
+        }
+        assert_eq!(net.ends[end].peer(session), Some(address(1 - end as u16)));
+    }
+    assert_eq!(net.ends[1].stats().strangers, 4);
+    carry_a_message(&mut net, number, accepted);
+    // Nor does it make a session of somebody else's hello.
+    net.connect(0, 1);
+    net.pump();
+    net.now += Duration::from_millis(1);
+    let (_, from, _, hello) = net.on_the_way.pop_back().expect("a hello");
+    net.ends[1].handle_packet(net.now, from, &hello, &mut net.entropy);
+    let half_open = net.ends[1].half_open[0].session.number();
+    net.ends[1].handle_packet(net.now, address(77), &unsealed(half_open, Kind::Probe, 1), &mut net.entropy);
+    assert_eq!((net.ends[1].pending(), net.ends[1].sessions().count()), (1, 1));
+}
+
+#[test]
+fn a_caller_that_finds_no_room_is_told_at_once() {
+    for keys in [|| Keys::new(key(1)), Keys::insecure] {
+        let mut net = Net::new(vec![(keys(), false), (keys(), true), (keys(), false)]);
+        net.ends[1].config.sessions_max = 1;
+        net.connect(0, 1);
+        net.run(50);
+        // Its first word is lost, and what it is told as well.
+        net.connect(2, 1);
+        net.run(2);
+        net.lose = 1;
+        net.run(1_000);
+        assert_eq!((endings(&net, 2), net.accepted(1).len()), (vec![Ending::PeerFull], 1));
+        assert_eq!(net.ends[1].stats().turned_away, 1);
+        // What was refused is not accepted when there is room again.
+        let first = net.accepted(1)[0];
+        net.ends[1].forget(first);
+        net.run(1_000);
+        assert_eq!(net.accepted(1).len(), 1);
+        net.connect(2, 1);
+        net.run(1_000);
+        assert_eq!(net.accepted(1).len(), 2);
+    }
+}
+
+#[test]
+fn sessions_that_are_being_asked_for_take_room() {
+    let mut net = Net::new(vec![(Keys::new(key(1)), false), (Keys::new(key(1)), true)]);
+    net.ends[1].config.sessions_max = 1;
+    // It calls somebody that never answers, and is called meanwhile.
+    net.connect(1, 9);
+    net.connect(0, 1);
+    net.run(1_000);
+    assert_eq!((endings(&net, 0), net.accepted(1).len()), (vec![Ending::PeerFull], 0));
+}
+
+#[test]
+fn a_key_that_is_removed_is_shut_out() {
+    for removed in [|| Keys::new(key(1)), Keys::insecure] {
+        let mut net = Net::new(vec![(removed(), false), (removed(), true)]);
+        let number = net.connect(0, 1);
+        net.run(50);
+        let accepted = net.accepted(1)[0];
+        let fingerprint = removed().to_call_with().map(ClusterKey::fingerprint);
+        assert_eq!(net.ends[1].sessions().map(|session| session.fingerprint).collect::<Vec<_>>(), [fingerprint]);
+        // Another is half open when the key goes.
+        net.connect(0, 1);
+        net.run(1);
+        assert_eq!(net.ends[1].pending(), 1);
+        let (now, entropy) = (net.now, &mut net.entropy);
+        net.ends[1].set_keys(now, Keys::new(key(2)), entropy);
+        assert_eq!(net.ends[1].pending(), 0);
+        net.run(300);
+        assert_eq!(net.accepted(1).len(), 1);
+        // What was established goes on until it is ended, which is told again if that is lost.
+        carry_a_message(&mut net, number, accepted);
+        assert_eq!(net.ends[1].end_old_sessions(net.now), 1);
+        net.lose = 1;
+        assert_eq!((net.ends[1].end_old_sessions(net.now), net.ends[1].sessions().count()), (0, 0));
+        net.run(4_000);
+        assert!(endings(&net, 0).contains(&Ending::KeyRemoved) && endings(&net, 1) == [Ending::KeyRemoved]);
+    }
+}
+
+#[test]
+fn a_call_that_is_under_way_goes_on_with_the_new_key() {
+    for before in [|| Keys::new(key(1)), Keys::insecure] {
+        let mut net = Net::new(vec![(before(), false), (Keys::new(key(2)), true)]);
+        let number = net.connect(0, 1);
+        net.run(250);
+        let (now, entropy) = (net.now, &mut net.entropy);
+        net.ends[0].set_keys(now, Keys::new(key(2)), entropy);
+        net.run(50);
+        assert!(matches!(net.events[0][0], EndpointEvent::Connected(connected) if connected == number));
+        let prints: Vec<_> = net.ends[0].sessions().map(|session| session.fingerprint).collect();
+        assert_eq!(prints, [Some(key(2).fingerprint())]);
+        // One under a key that is still accepted goes on as it is.
+        net.connect(0, 9);
+        net.pump();
+        let hello = net.on_the_way.pop_back().expect("a hello").3;
+        let (now, entropy) = (net.now, &mut net.entropy);
+        net.ends[0].set_keys(now, Keys::new(key(3)).also_accepting(key(2)), entropy);
+        net.run(150);
+        assert!(net.ends[0].greetings.values().all(|greeting| greeting.hello == hello));
+    }
 }

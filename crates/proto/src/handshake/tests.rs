@@ -90,7 +90,7 @@ fn a_seed_repeats_a_handshake_and_another_does_not() {
 #[test]
 fn either_of_two_keys_is_accepted_and_named() {
     let (new, old) = (key(1), key(2));
-    let keys = Keys::new(new.clone()).with_older(old.clone());
+    let keys = Keys::new(new.clone()).also_accepting(old.clone());
     for key in [&new, &old] {
         let mut entropy = SeededEntropy::new(3);
         let (initiator, hello) = Initiator::new(Some(key), offer(7), &mut entropy).unwrap();

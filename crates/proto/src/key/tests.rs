@@ -74,19 +74,22 @@ fn fingerprint_and_psk_are_those_of_the_document() {
 }
 
 #[test]
-fn keys_are_listed_newest_first() {
+fn the_key_to_call_with_is_tried_first() {
     let (new, old) = (counting(), ClusterKey::from_random([7; 32]));
-    let keys = Keys::new(new.clone()).with_older(old.clone());
-    let listed: Vec<Fingerprint> = keys.all().map(ClusterKey::fingerprint).collect();
+    let keys = Keys::new(new.clone()).also_accepting(old.clone());
+    let listed: Vec<Fingerprint> = keys.accepted().map(ClusterKey::fingerprint).collect();
     assert_eq!(listed, [new.fingerprint(), old.fingerprint()]);
-    assert_eq!(keys.newest().unwrap().fingerprint(), new.fingerprint());
-    assert!(!keys.is_insecure() && Keys::insecure().is_insecure() && Keys::insecure().all().next().is_none());
+    assert_eq!(keys.to_call_with().unwrap().fingerprint(), new.fingerprint());
+    let print = |byte| Some(ClusterKey::from_random([byte; 32]).fingerprint());
+    assert!(keys.accept(print(7)) && !keys.accept(print(8)) && !keys.accept(None));
+    assert!(Keys::insecure().accept(None) && !Keys::insecure().accept(print(7)));
+    assert!(!keys.is_insecure() && Keys::insecure().is_insecure() && Keys::insecure().accepted().next().is_none());
 }
 
 #[test]
-#[should_panic(expected = "beside a newer one")]
-fn an_insecure_endpoint_gets_no_older_key() {
-    let _ = Keys::insecure().with_older(counting());
+#[should_panic(expected = "beside the one to call with")]
+fn an_insecure_endpoint_accepts_no_key() {
+    let _ = Keys::insecure().also_accepting(counting());
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

@@ -251,6 +251,34 @@ fn late_packets_open_with_the_previous_key_until_it_is_dropped() {
 }
 
 #[test]
+fn a_key_that_is_used_is_changed_by_time_too() {
+    let (mut near, mut far) = pair();
+    (0..100).for_each(|_| near.tick());
+    assert_eq!(phases(&mut near, 0..2), [false; 2], "nothing was sealed with it");
+    (0..KEY_TICKS).for_each(|_| near.tick());
+    assert_eq!(phases(&mut near, 2..4), [true; 2]);
+    (0..100).for_each(|_| near.tick());
+    assert_eq!(phases(&mut near, 4..6), [true; 2], "the peer has not acknowledged the first change");
+    near.handle_acknowledged(3);
+    let packet = sealed(&mut near, 6, b"x");
+    assert_eq!(near.stats().sending_keys_changed, 2);
+    assert_eq!(open(&mut far, &packet), Err(OpenError::Forged { number: 6 }), "this receiver saw no change");
+}
+
+#[test]
+fn the_previous_key_is_dropped_by_time_too() {
+    let (mut near, mut far) = pair();
+    near.set_limits(KeyLimits { change_after: 3, end: 10_000 });
+    let old: Vec<_> = (0..3).map(|number| sealed(&mut near, number, b"old")).collect();
+    far.tick();
+    assert!(open(&mut far, &old[0]).is_ok() && open(&mut far, &sealed(&mut near, 3, b"new")).is_ok());
+    (1..PREVIOUS_TICKS).for_each(|_| far.tick());
+    assert!(open(&mut far, &old[1]).is_ok());
+    far.tick();
+    assert_eq!(open(&mut far, &old[2]), Err(OpenError::TooLate { number: 2 }));
+}
+
+#[test]
 fn keys_of_one_direction_change_without_the_other() {
     let (mut near, mut far) = pair();
     near.set_limits(KeyLimits { change_after: 1, end: 2 });

@@ -202,9 +202,12 @@ impl<S: Source, T: Sink> Session<S, T> {
 
     pub(super) fn take_credit(&mut self, vi: u32, credit: u32) {
         let Some(state) = self.vis.get_mut(&vi) else {
-            // The peer has opened it, and this side is about to.
-            if self.early_credits.len() < CREDITS_TOLD {
-                self.early_credits.insert(vi, credit);
+            // The peer has opened it, and this side is about to. Here too an older packet says less.
+            let has_room = self.early_credits.len() < CREDITS_TOLD;
+            match self.early_credits.get_mut(&vi) {
+                Some(told) if credit.wrapping_sub(*told) <= u32::MAX / 2 => *told = credit,
+                None if has_room => drop(self.early_credits.insert(vi, credit)),
+                _ => {}
             }
             return;
         };

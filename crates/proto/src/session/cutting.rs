@@ -1,6 +1,6 @@
 //! Messages are cut into packets: which go next, how many in one pulse, and how each is written.
 
-use super::{Assurance, Ending, Session, ViState, Weft, line_up};
+use super::{Assurance, SealError, Session, ViState, Weft, line_up};
 use crate::congestion::unit;
 use crate::header::{Header, HeaderFlags, Kind};
 use crate::ledger::Cargo;
@@ -154,10 +154,13 @@ impl<S: Source, T: Sink> Session<S, T> {
                 true => write_head(&mut self.sealing, header, message, index, out),
                 false => write_packet(&mut self.sealing, header, message, index, out),
             };
-            let Some(bytes) = written else {
-                out.truncate(begin);
-                self.end(Ending::KeysUsedUp);
-                return total;
+            let bytes = match written {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    out.truncate(begin);
+                    self.end_unsealed(error);
+                    return total;
+                }
             };
             self.ledger.push(Cargo::Data { vi, message: run.message, index }, bytes as u16);
             total += bytes;
@@ -262,17 +265,18 @@ fn place_in_message<S: Source>(header: &mut Header, message: &OutMessage<S>, ind
 }
 
 /// Appends the head of packet `index` of a message, whose payload stays where it is: header and preface,
-/// with the checksum of all. Bytes of the packet, or `None` if it cannot be sealed.
+/// with the checksum of all. Bytes of the packet.
 fn write_head<S: Source>(
     sealing: &mut Sealing,
     mut header: Header,
     message: &OutMessage<S>,
     index: u32,
     out: &mut Vec<u8>,
-) -> Option<usize> {
+) -> Result<usize, SealError> {
     let begin = out.len();
     let range = place_in_message(&mut header, message, index);
-    let piece = message.payload.as_ref()?.piece(range)?;
+    // What is woven lies in one piece.
+    let piece = message.payload.as_ref().and_then(|payload| payload.piece(range)).unwrap_or_default();
     out.extend_from_slice(&[0; Header::BYTES]);
     if index == 0 {
         message.preface.write(out);
@@ -280,18 +284,18 @@ fn write_head<S: Source>(
     let bytes = out.len() - begin + piece.len();
     header.length = (bytes - Header::BYTES) as u16;
     header.write(&mut out[begin..]);
-    sealing.checksum_apart(&mut out[begin..], piece).ok()?;
-    Some(bytes)
+    sealing.checksum_apart(&mut out[begin..], piece)?;
+    Ok(bytes)
 }
 
-/// Appends packet `index` of a message, sealed; its bytes, or `None` if it cannot be sealed.
+/// Appends packet `index` of a message, sealed; its bytes.
 fn write_packet<S: Source>(
     sealing: &mut Sealing,
     mut header: Header,
     message: &OutMessage<S>,
     index: u32,
     out: &mut Vec<u8>,
-) -> Option<usize> {
+) -> Result<usize, SealError> {
     let begin = out.len();
     let range = place_in_message(&mut header, message, index);
     // What lies in one piece is sealed from where it is: that is the only copy.
@@ -302,16 +306,16 @@ fn write_packet<S: Source>(
         header.length = piece.len() as u16;
         out.resize(begin + Header::BYTES + piece.len(), 0);
         header.write(&mut out[begin..]);
-        sealing.seal_from(&mut out[begin..], piece).ok()?;
-        return Some(out.len() - begin);
+        sealing.seal_from(&mut out[begin..], piece)?;
+        return Ok(out.len() - begin);
     }
     out.extend_from_slice(&[0; Header::BYTES]);
     message.write(index, out);
     let packet = &mut out[begin..];
     header.length = (packet.len() - Header::BYTES) as u16;
     header.write(packet);
-    sealing.seal(packet).ok()?;
-    Some(packet.len())
+    sealing.seal(packet)?;
+    Ok(packet.len())
 }
 
 /// How often a sender asks for an acknowledgement while a window leaves: that is wider than the path.

@@ -1024,3 +1024,41 @@ fn a_place_that_is_taken_back_is_taken_from_whoever_has_it() {
         assert!(to.poll_event().is_none(), "nothing is told of it");
     }
 }
+
+#[test]
+fn credit_that_came_before_its_vi_does_not_go_back() {
+    let mut side = plain(1, 2, &SessionConfig::default());
+    [3, 5, 4, 0].into_iter().for_each(|credit| side.take_credit(7, credit));
+    side.open_vi(7, 7, Assurance::Reliable, Assurance::Reliable).unwrap();
+    assert_eq!(side.vis[&7].credit, 5);
+}
+
+#[test]
+fn a_packet_that_cannot_be_sealed_ends_the_session_with_the_reason() {
+    let [mut used_up, mut misused] = sealed(1, &SessionConfig::default());
+    used_up.sealing.set_limits(crate::KeyLimits { change_after: 1, end: 2 });
+    let probe = |side: &mut Side| {
+        side.ask();
+        side.poll_transmit(Duration::ZERO, 1, &mut Vec::new())
+    };
+    // The peer acknowledges nothing, so that the second key is the last.
+    assert_eq!((0..4).filter_map(|_| probe(&mut used_up)).count(), 3);
+    assert_eq!(used_up.ended(), Some(Ending::KeysUsedUp));
+    // A number that was used is no matter of keys.
+    let mut packet = [0; Header::BYTES];
+    Header { number: 1 << 40, ..Header::new(Kind::Probe) }.write(&mut packet);
+    misused.sealing.seal(&mut packet).unwrap();
+    assert_eq!(probe(&mut misused), None);
+    assert_eq!(misused.ended(), Some(Ending::NotSealed));
+}
+
+#[test]
+fn keys_change_though_next_to_nothing_is_sent() {
+    let mut world = World::new(1, Weather { delay_us: 50, ..Weather::default() }, sealed(1, &SessionConfig::default()));
+    assert!(!world.run(Duration::from_secs(600), |world| world.sides.iter().any(|side| side.ended().is_some())));
+    for side in &world.sides {
+        let stats = side.sealing.stats();
+        assert!((4..=6).contains(&stats.sending_keys_changed), "{stats:?}");
+        assert!((4..=6).contains(&stats.receiving_keys_changed), "{stats:?}");
+    }
+}

@@ -336,7 +336,7 @@ fn connect_once(
     let strange = |what: &'static str| ConnectError::Protocol { address: named(), what };
     let courier = Arc::new(Courier::connect(path, timeout).map_err(failed)?);
     let credentials = courier.credentials().map_err(failed)?;
-    if !options.allow.admits(credentials.uid) {
+    if !nic.allowed(options).admits(credentials.uid) {
         return Err(match credentials.uid {
             Some(uid) => ConnectError::NotAllowed { address: named(), uid },
             None => ConnectError::UserNotMapped { address: named() },

@@ -1,12 +1,12 @@
 //! A name that processes of this host connect to.
 
-use crate::config::{Allow, ViOptions};
+use crate::config::ViOptions;
 use crate::error::{AcceptError, ListenError};
 use crate::host::handover;
 use crate::host::rendezvous::{MESSAGE_BYTES, Refusal};
 use crate::nic::NicInner;
 use crate::vi::Vi;
-use highwire_mem::{Courier, CourierError, CourierListener, deadline};
+use highwire_mem::{Allow, Courier, CourierError, CourierListener, deadline};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

@@ -166,7 +166,8 @@ fn whoever_sends_between_changes_nothing_and_is_counted() {
     assert!(landing.hits > 0 && landing.misses > 0 && landing.looks > 0, "{landing:?}");
     let strangers = side.endpoint().stats().strangers;
     let stats = side.endpoint().session(session).unwrap().stats();
-    assert!(strangers > 10 && stats.forged > 10, "{strangers} strangers, {stats:?}");
+    // It speaks from another address, so that the session does not even look.
+    assert!(strangers > 1000 && stats.forged == 0, "{strangers} strangers, {stats:?}");
     assert_eq!(stats.messages_received, MESSAGES);
 }
 
