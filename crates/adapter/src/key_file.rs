@@ -108,6 +108,7 @@ const READ_AHEAD: usize = 32;
 mod tests {
     use super::*;
     use highwire_proto::SeededEntropy;
+    use rustix::process::{Resource, Rlimit};
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
 
@@ -134,6 +135,36 @@ mod tests {
             let refused = read_key(&path).unwrap_err().to_string();
             assert!(refused.contains("chmod 600") && refused.contains(&format!("{mode:o}")), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_made_leaves_one_that_is_there() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("cluster.key");
+        let made = create_key(&path, &mut SeededEntropy::new(1)).unwrap();
+        // Out of descriptors, opening fails before the kernel looks whether the file is there.
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+        let failed = create_key(&path, &mut SeededEntropy::new(2));
+        rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+        assert!(matches!(failed, Err(KeyFileError::System { .. })), "{failed:?}");
+        assert_eq!(read_key(&path).unwrap().fingerprint(), made.fingerprint());
+    }
+
+    #[test]
+    fn a_key_of_another_user_is_refused_and_that_of_root_is_not() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("cluster.key");
+        create_key(&path, &mut SeededEntropy::new(1)).unwrap();
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("NOT TESTED, needs root: a key file of another user");
+            return;
+        }
+        std::os::unix::fs::chown(&path, Some(4711), Some(0)).unwrap();
+        let refused = read_key(&path).unwrap_err().to_string();
+        assert!(refused.contains("belongs to user 4711") && refused.contains("copy it"), "{refused}");
+        std::os::unix::fs::chown(&path, Some(0), Some(0)).unwrap();
+        assert!(read_key(&path).is_ok());
     }
 
     #[test]

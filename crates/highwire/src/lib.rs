@@ -22,9 +22,11 @@ pub use highwire_pulse::Pulse;
 pub use highwire_rpc as rpc;
 /// How a stream stands: see [`Stream::state`].
 pub use highwire_sock::State as StreamState;
+pub use highwire_sock::{
+    ALSO_ACCEPT_VARIABLE, Incoming, KEY_VARIABLE, Listener, SockAddress, SockConfig, Sockets, Strategy, Stream,
+};
 #[cfg(feature = "tokio")]
 pub use highwire_sock::{AsyncListener, AsyncStream};
-pub use highwire_sock::{Incoming, KEY_VARIABLE, Listener, SockAddress, SockConfig, Sockets, Strategy, Stream};
 // A name that is given here stands before the same name from there: `Nic` is ours.
 pub use highwire_vi::*;
 pub use nic::Nic;

@@ -6,6 +6,7 @@ use highwire::{
     Reliability, State, Vi, ViListener, ViOptions, WaitError, WireConfig, WireError,
 };
 use loopback::{PATIENCE, nic, sealed, two_ends, wires};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 mod loopback;
@@ -494,6 +495,122 @@ fn the_key_is_changed_while_connections_go_on() {
     there.post_recv(Receive::new(1).into(memory.slice(0..64).unwrap())).unwrap();
     here.send_bytes(1, b"still here").unwrap();
     assert_eq!(&there.wait(PATIENCE).unwrap().into_buffer().unwrap()[..10], b"still here");
+}
+
+#[test]
+fn a_key_that_was_removed_ends_its_sessions_when_it_is_said() {
+    let new = || ClusterKey::from_random([2; 32]);
+    let with = |keys| Nic::with_wire(Config::default(), WireConfig { keys, ..WireConfig::default() }).unwrap();
+    for removed in [Keys::insecure, || Keys::new(ClusterKey::from_random([1; 32]))] {
+        let (server, caller) = (with(removed()), with(removed()));
+        let listener = server.listen("udp:127.0.0.1:0").unwrap();
+        let to = listener.address().to_owned();
+        let (mut here, mut there) = std::thread::scope(|scope| {
+            let here = scope.spawn(|| caller.connect(&to).unwrap());
+            (listener.accept(PATIENCE).unwrap(), here.join().unwrap())
+        });
+        let fingerprint = removed().to_call_with().map(|key| key.fingerprint());
+        for nic in [&server, &caller] {
+            let sessions = nic.sessions();
+            assert_eq!((sessions.len(), sessions[0].fingerprint), (1, fingerprint), "{sessions:?}");
+        }
+        server.set_keys(Keys::new(new())).unwrap();
+        assert_eq!(server.sessions().len(), 1, "it goes on");
+        assert_eq!((server.end_old_sessions(), server.end_old_sessions()), (1, 0));
+        for vi in [&mut here, &mut there] {
+            assert_eq!(vi.wait(PATIENCE).err(), Some(WaitError::NotConnected(Failure::KeyRemoved)));
+        }
+        assert_eq!(server.sessions(), []);
+    }
+}
+
+#[test]
+fn a_cluster_changes_its_key_under_load_without_a_failed_call() {
+    const NODES: usize = 3;
+    let old = || ClusterKey::from_random([1; 32]);
+    let nodes: Vec<Nic> =
+        (0..NODES).map(|_| nic(&WireConfig { keys: Keys::new(old()), ..WireConfig::default() })).collect();
+    let listeners: Vec<_> = nodes.iter().map(|node| node.listen("udp:127.0.0.1:0").unwrap()).collect();
+    let over = AtomicBool::new(false);
+    let calls: Vec<AtomicU32> = (0..NODES).map(|_| AtomicU32::new(0)).collect();
+    std::thread::scope(|scope| {
+        for (node, listener) in nodes.iter().zip(&listeners) {
+            scope.spawn(|| {
+                let memory = node.register(4096).unwrap();
+                while !over.load(Relaxed) {
+                    let Ok(mut vi) = listener.accept(Duration::from_millis(50)) else { continue };
+                    vi.post_recv(Receive::new(1).into(memory.slice(0..64).unwrap())).unwrap();
+                    let received = vi.wait(PATIENCE).unwrap();
+                    assert_eq!(&received.into_buffer().unwrap()[..4], b"call");
+                }
+            });
+        }
+        for (number, node) in nodes.iter().enumerate() {
+            let (calls, listeners, over) = (&calls, &listeners, &over);
+            scope.spawn(move || {
+                // Each call is a session of its own: the last one ends with its VI.
+                for turn in 0.. {
+                    if over.load(Relaxed) {
+                        break;
+                    }
+                    let to = listeners[(number + 1 + turn % (NODES - 1)) % NODES].address();
+                    let mut vi = node.connect(to).unwrap_or_else(|error| panic!("node {number}: {error}"));
+                    vi.send_bytes(1, b"call").unwrap();
+                    vi.wait(PATIENCE).unwrap();
+                    vi.disconnect(PATIENCE).unwrap();
+                    calls[number].fetch_add(1, Relaxed);
+                }
+            });
+        }
+        // Some calls of each node before the next change anywhere.
+        let some = |wanted: u32| {
+            let before: Vec<u32> = calls.iter().map(|calls| calls.load(Relaxed)).collect();
+            let is_done = || calls.iter().zip(&before).all(|(calls, before)| calls.load(Relaxed) >= before + wanted);
+            let deadline = Instant::now() + PATIENCE;
+            while !is_done() {
+                assert!(Instant::now() < deadline, "the nodes call no more: {calls:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let steps: [fn() -> Keys; 3] = [
+            || Keys::new(ClusterKey::from_random([1; 32])).also_accepting(ClusterKey::from_random([2; 32])),
+            || Keys::new(ClusterKey::from_random([2; 32])).also_accepting(ClusterKey::from_random([1; 32])),
+            || Keys::new(ClusterKey::from_random([2; 32])),
+        ];
+        let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            some(3);
+            for step in steps {
+                for node in &nodes {
+                    node.set_keys(step()).unwrap();
+                    some(3);
+                }
+            }
+        }));
+        over.store(true, Relaxed);
+        changed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    let fingerprints = |nic: &Nic| nic.sessions().iter().filter_map(|session| session.fingerprint).collect::<Vec<_>>();
+    assert!(nodes.iter().all(|node| !fingerprints(node).contains(&old().fingerprint())));
+}
+
+#[test]
+fn a_port_that_is_being_opened_does_not_miss_a_change_of_keys() {
+    let key = |byte| Keys::new(ClusterKey::from_random([byte; 32]));
+    let nic = Nic::with_wire(Config::default(), WireConfig { keys: key(0), ..WireConfig::default() }).unwrap();
+    for byte in 1..30 {
+        let listener = std::thread::scope(|scope| {
+            let opened = scope.spawn(|| nic.listen("udp:127.0.0.1:0").unwrap());
+            nic.set_keys(key(byte)).unwrap();
+            opened.join().unwrap()
+        });
+        let config = Config { connect_timeout: Duration::from_secs(10), ..Config::default() };
+        let caller = Nic::with_wire(config, WireConfig { keys: key(byte), ..WireConfig::default() }).unwrap();
+        std::thread::scope(|scope| {
+            let called = scope.spawn(|| caller.connect(listener.address()));
+            listener.accept(PATIENCE).unwrap_or_else(|error| panic!("change {byte}: {error}"));
+            called.join().unwrap().unwrap();
+        });
+    }
 }
 
 /// Waits until this end knows that the VI is over.

@@ -50,7 +50,7 @@ pub struct ServerOptions {
     pub request_bytes_max: u32,
     /// Looks for calls without pause, and never sleeps: for a thread that has a CPU of its own.
     pub busy: bool,
-    /// Whose processes may connect, on this host.
+    /// Whose processes may connect, on this host; `None` for those that the interface allows.
     pub allow: Option<Allow>,
 }
 

@@ -52,5 +52,5 @@ pub use asynchronous::{AsyncListener, AsyncStream};
 pub use config::{SockConfig, Strategy};
 pub use connection::State;
 pub use listener::{Incoming, Listener};
-pub use sockets::{KEY_VARIABLE, Sockets};
+pub use sockets::{ALSO_ACCEPT_VARIABLE, KEY_VARIABLE, Sockets};
 pub use stream::Stream;

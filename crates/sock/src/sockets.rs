@@ -6,9 +6,10 @@ use crate::handling::{Handling, Threads};
 use crate::listener::Listener;
 use crate::stream::Stream;
 use highwire_adapter::{UdpWire, WireConfig, read_key};
-use highwire_proto::Keys;
+use highwire_proto::{ClusterKey, Keys};
 use highwire_vi::{Allow, Config, Nic};
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -20,9 +21,10 @@ pub struct Sockets {
     threads: Arc<Threads>,
 }
 
-/// Names the file of the key that [`Stream::connect`] and [`Listener::bind`] reach other hosts with; two, with a colon
-/// between, while it is being changed, the newer one first.
+/// Names the file of the key that [`Stream::connect`] and [`Listener::bind`] reach other hosts with.
 pub const KEY_VARIABLE: &str = "HIGHWIRE_KEY";
+/// Names the file of another key that callers of [`Listener::bind`] may use, while the key is being changed.
+pub const ALSO_ACCEPT_VARIABLE: &str = "HIGHWIRE_ALSO_ACCEPT";
 
 impl Sockets {
     /// Sockets over `nic`, with the default behaviour.
@@ -82,17 +84,24 @@ impl Sockets {
 }
 
 fn keys_of_process() -> io::Result<Keys> {
-    let Some(files) = std::env::var_os(KEY_VARIABLE).filter(|files| !files.is_empty()) else {
-        return Ok(Keys::insecure());
+    let Some(key) = key_of_process(KEY_VARIABLE)? else {
+        return match key_of_process(ALSO_ACCEPT_VARIABLE)? {
+            None => Ok(Keys::insecure()),
+            Some(_) => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{ALSO_ACCEPT_VARIABLE} is set, and {KEY_VARIABLE}, the key to call with, is not"),
+            )),
+        };
     };
-    let named = |error: String| io::Error::new(io::ErrorKind::InvalidInput, format!("{KEY_VARIABLE}: {error}"));
-    let read = |file: std::path::PathBuf| read_key(&file).map_err(|error| named(error.to_string()));
-    let files: Vec<_> = std::env::split_paths(&files).collect();
-    match <[_; 2]>::try_from(files) {
-        Ok([newer, older]) => Ok(Keys::new(read(newer)?).also_accepting(read(older)?)),
-        Err(files) => match <[_; 1]>::try_from(files) {
-            Ok([only]) => Ok(Keys::new(read(only)?)),
-            Err(files) => Err(named(format!("{} files; two are accepted while a key is being changed", files.len()))),
-        },
-    }
+    let keys = Keys::new(key);
+    Ok(match key_of_process(ALSO_ACCEPT_VARIABLE)? {
+        Some(other) => keys.also_accepting(other),
+        None => keys,
+    })
+}
+
+fn key_of_process(variable: &str) -> io::Result<Option<ClusterKey>> {
+    let Some(file) = std::env::var_os(variable).filter(|file| !file.is_empty()) else { return Ok(None) };
+    let named = |error| io::Error::new(io::ErrorKind::InvalidInput, format!("{variable}: {error}"));
+    read_key(Path::new(&file)).map(Some).map_err(named)
 }
