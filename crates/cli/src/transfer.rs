@@ -3,11 +3,13 @@
 use crate::pcap;
 use crate::wire::WireArgs;
 use clap::Args;
-use highwire::{Recording, Sockets, Stream};
-use highwire_transfer::{Destination, Outcome, Progress, Source, await_close};
+use highwire::{Listener, Recording, Sockets, Stream};
+use highwire_transfer::{
+    Destination, Offer, Outcome, PeerError, Progress, ReceiveError, Source, await_close, read_offer,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -40,7 +42,7 @@ pub(crate) struct ReceiveArgs {
     /// Put the file here, whatever its name is at the sender
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Replace a file that is there
+    /// Replace a file that is there, take a name that begins with a dot, and keep permissions to execute
     #[arg(long)]
     force: bool,
     /// Have the file on the disk, and not only in the kernel's memory, before the sender is told that it is there
@@ -100,7 +102,7 @@ pub(crate) fn receive(args: &ReceiveArgs) -> anyhow::Result<()> {
         Some(file) => Destination::file(file),
         None => Destination::directory(&args.into),
     };
-    let destination = destination.replace(args.force).sync(args.sync);
+    let destination = destination.force(args.force).sync(args.sync);
     // What is wrong with the place is told before anybody sends.
     destination.check()?;
     let recording = args.wire.pcap.recording_for(&args.address)?;
@@ -122,19 +124,81 @@ fn accept_and_receive(
     } else {
         tell(&listening);
     }
-    let (mut stream, _) = listener.accept()?;
+    let (mut stream, offer) = accept_offer(&listener)?;
     // A second sender would wait for nothing.
     drop(listener);
     let began = Instant::now();
     let bar = Bar::new();
-    let received = highwire_transfer::receive(&mut stream, destination, |progress| bar.show(progress));
+    let received = highwire_transfer::receive_offered(&mut stream, offer, destination, |progress| bar.show(progress));
     let seconds = began.elapsed().as_secs_f64();
     bar.clear();
     part(&mut stream);
     let received = received?;
+    if received.not_executable {
+        warn("the file cannot be executed here, as it can at the sender: --force keeps that, or chmod +x gives it");
+    }
     let summary = Summary { done: "received", file: &received.path, outcome: received.outcome, seconds };
     tell(&summary.text(args.json));
     Ok(())
+}
+
+/// The first sender that says what it sends. A caller that says nothing does not keep others out.
+fn accept_offer(listener: &Listener) -> anyhow::Result<(Stream, Offer)> {
+    loop {
+        let (mut stream, from) = listener.accept()?;
+        let mut patience = Patience { stream: &stream, until: Instant::now() + OFFER_WITHIN };
+        match read_offer(&mut patience) {
+            Ok(offer) => {
+                stream.set_read_timeout(None)?;
+                return Ok((stream, offer));
+            }
+            Err(ReceiveError::Peer(PeerError::Lost { error })) if is_late(&error) => {
+                warn(&format!("{from} offered nothing within {OFFER_WITHIN:?}, and lost its place to the next"));
+            }
+            Err(error) => {
+                part(&mut stream);
+                return Err(error.into());
+            }
+        }
+    }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// A stream that is read up to a moment, however little comes at a time.
+struct Patience<'a> {
+    stream: &'a Stream,
+    until: Instant,
+}
+
+impl Read for Patience<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let mut stream = self.stream;
+        stream.read(into)
+    }
+}
+
+impl Write for Patience<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut stream = self.stream;
+        stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let mut stream = self.stream;
+        stream.flush()
+    }
+}
+
+fn warn(text: &str) {
+    let _ = writeln!(io::stderr(), "highwire: {text}");
 }
 
 /// Prints, if anybody reads: who does not is still to get the file.
@@ -215,5 +279,7 @@ impl Bar {
 const CONNECT: Duration = Duration::from_secs(5);
 /// From one call to the next, while nobody is there.
 const CALL_AGAIN: Duration = Duration::from_millis(50);
+/// How long a caller may take to say what it sends.
+const OFFER_WITHIN: Duration = Duration::from_secs(10);
 /// How long the other side is waited for when all is said.
 const PARTING: Duration = Duration::from_secs(2);

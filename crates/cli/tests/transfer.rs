@@ -6,9 +6,9 @@ mod place;
 use assert_cmd::assert::{Assert, OutputAssertExt};
 use place::{Echo, Place};
 use serde_json::Value;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -173,6 +173,82 @@ fn whoever_is_no_transfer_is_an_error_and_loses_nothing() {
     assert_eq!(fs::read(transfer.part()).unwrap(), b"what came before");
 }
 
+#[test]
+fn without_a_key_a_port_of_this_host_serves_the_users_that_it_was_told() {
+    let transfer = Transfer::new(1000);
+    let Some(stranger) = transfer.stranger() else { return };
+    let fails = |mut command: Command, expected: &str| {
+        let failed = Process::start(&mut command).end().assert().code(1);
+        assert!(stderr(&failed).contains(expected), "{expected:?} is missing in: {}", stderr(&failed));
+    };
+    for address in ["udp:127.0.0.1:0", "udp:[::1]:0"] {
+        let receiver = transfer.receive(address, &[]);
+        // Neither side trusts the other, whatever the other says.
+        fails(stranger(&receiver.address, &[]), "served by user 0");
+        fails(stranger(&receiver.address, &["--allow", "root"]), "no answer");
+        fails(stranger(&receiver.address, &["--allow", "everyone"]), "no answer");
+        transfer.send(&receiver.address, &[]).assert().code(0);
+        receiver.end().assert().code(0);
+        for allowed in ["4711", "everyone"] {
+            fs::remove_file(transfer.whole()).unwrap();
+            let receiver = transfer.receive(address, &["--allow", allowed]);
+            fails(stranger(&receiver.address, &[]), "--allow");
+            let sent = Process::start(&mut stranger(&receiver.address, &["--allow", "root"])).end();
+            assert_eq!(sent.status.code(), Some(0), "{sent:?}");
+            receiver.end().assert().code(0);
+            transfer.assert_arrived();
+        }
+        fs::remove_file(transfer.whole()).unwrap();
+    }
+}
+
+#[test]
+fn a_sender_can_hide_nothing_and_make_nothing_run_unless_it_is_forced() {
+    let transfer = Transfer::new(1000);
+    fs::set_permissions(transfer.source(), Permissions::from_mode(0o755)).unwrap();
+    let hidden = transfer.place.path().join(".bash_login");
+    fs::copy(transfer.source(), &hidden).unwrap();
+    let send_hidden = || transfer.place.highwire(&["send", hidden.to_str().unwrap(), "shm:dot"]);
+    let there = transfer.here().join(".bash_login");
+    let mode = |path: &PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+
+    let receiver = transfer.receive("shm:dot", &[]);
+    let refused = Process::start(&mut send_hidden()).end().assert().code(1);
+    assert!(stderr(&refused).contains("begins with a dot"), "{}", stderr(&refused));
+    let said = stderr(&receiver.end().assert().code(1));
+    assert!(said.contains("begins with a dot") && said.contains("--force"), "{said}");
+    assert!(!there.exists() && !transfer.here().join(".bash_login.part").exists());
+
+    let receiver = transfer.receive("shm:dot", &[]);
+    transfer.send("shm:dot", &[]).assert().code(0);
+    let said = stderr(&receiver.end().assert().code(0));
+    assert!(said.contains("--force") && said.contains("chmod +x"), "{said}");
+    assert_eq!(mode(&transfer.whole()) & 0o111, 0);
+
+    let receiver = transfer.receive("shm:dot", &["--force"]);
+    Process::start(&mut send_hidden()).end().assert().code(0);
+    assert_eq!(stderr(&receiver.end().assert().code(0)), "");
+    assert_eq!(mode(&there), 0o755);
+}
+
+#[test]
+fn a_caller_that_offers_nothing_loses_its_place() {
+    let transfer = Transfer::new(1000);
+    let receiver = transfer.receive("shm:silent", &[]);
+    let nic = highwire::Nic::with(highwire::Config {
+        runtime_dir: Some(transfer.place.path().join("run")),
+        ..highwire::Config::default()
+    });
+    let silent = highwire::Sockets::new(&nic.unwrap()).connect("shm:silent").unwrap();
+    let began = Instant::now();
+    transfer.send("shm:silent", &["--wait", "20"]).assert().code(0);
+    assert!(began.elapsed() > Duration::from_secs(5), "the other one had the place");
+    let said = stderr(&receiver.end().assert().code(0));
+    assert!(said.contains("offered nothing within 10s"), "{said}");
+    drop(silent);
+    transfer.assert_arrived();
+}
+
 /// A file called `letter`, and a directory called `here` to receive it in.
 struct Transfer {
     place: Place,
@@ -215,6 +291,32 @@ impl Transfer {
 
     fn send(&self, address: &str, with: &[&str]) -> Output {
         Process::start(&mut self.send_command(address, with)).end()
+    }
+
+    /// Another user that sends the same file; `None` where there are no other users.
+    fn stranger(&self) -> Option<impl Fn(&str, &[&str]) -> Command + use<>> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("NOT TESTED, needs root: another user");
+            return None;
+        }
+        let own = self.place.path().join("stranger");
+        let (binary, letter) = (own.join("highwire"), own.join("letter"));
+        fs::create_dir(&own).unwrap();
+        fs::copy(place::BINARY, &binary).unwrap();
+        fs::copy(self.source(), &letter).unwrap();
+        for path in [&own, &binary, &letter] {
+            std::os::unix::fs::chown(path, Some(STRANGER), Some(STRANGER)).unwrap();
+        }
+        fs::set_permissions(self.place.path(), Permissions::from_mode(0o711)).unwrap();
+        fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+        Some(move |address: &str, with: &[&str]| {
+            let mut command = Command::new("setpriv");
+            let user = STRANGER;
+            command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups", "--"]);
+            command.arg(&binary).arg("send").arg(&letter).arg(address).args(with);
+            command.env("HIGHWIRE_RUNTIME_DIR", &own).env("HOME", &own).current_dir("/").stdin(Stdio::null());
+            command
+        })
     }
 
     fn receive_command(&self, address: &str, with: &[&str]) -> Command {
@@ -310,7 +412,9 @@ fn until(what: &str, mut look: impl FnMut() -> bool) {
     }
 }
 
+/// No user of the system.
+const STRANGER: u32 = 4711;
 /// What takes so long does not come to its end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes that take so long that somebody can be killed meanwhile.
 const LARGE: u64 = 64 << 20;

@@ -9,11 +9,11 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Where a received file goes, and what may become of one that is there.
+/// Where a received file goes, and what the sender may do there.
 #[derive(Clone, Debug)]
 pub struct Destination {
     place: Place,
-    replace: bool,
+    force: bool,
     sync: bool,
 }
 
@@ -26,18 +26,19 @@ enum Place {
 impl Destination {
     /// Into this directory, by the name that the sender says.
     pub fn directory(directory: impl Into<PathBuf>) -> Destination {
-        Destination { place: Place::Directory(directory.into()), replace: false, sync: false }
+        Destination { place: Place::Directory(directory.into()), force: false, sync: false }
     }
 
     /// To this file, whatever the sender calls it.
     pub fn file(file: impl Into<PathBuf>) -> Destination {
-        Destination { place: Place::File(file.into()), replace: false, sync: false }
+        Destination { place: Place::File(file.into()), force: false, sync: false }
     }
 
-    /// Whether a file that is there is replaced. Without this it is an error.
+    /// Whether the sender may do more than put a new file there: replace one, give it a name that begins with a dot, make
+    /// it one that can be executed. Without this the first two are errors, and a file comes without execute permissions.
     #[must_use]
-    pub fn replace(self, replace: bool) -> Destination {
-        Destination { replace, ..self }
+    pub fn force(self, force: bool) -> Destination {
+        Destination { force, ..self }
     }
 
     /// Whether the file is on the disk, and not only in the kernel's memory, before the sender is told.
@@ -70,6 +71,9 @@ impl Destination {
         match &self.place {
             Place::Directory(directory) => {
                 let path = directory.join(name.as_str());
+                if name.as_str().starts_with('.') && !self.force {
+                    return Err(ReceiveError::Hidden { path });
+                }
                 self.allows(&path)?;
                 Ok(path)
             }
@@ -77,8 +81,13 @@ impl Destination {
         }
     }
 
-    pub(crate) fn replaces(&self) -> bool {
-        self.replace
+    pub(crate) fn is_forced(&self) -> bool {
+        self.force
+    }
+
+    /// The permissions that a file gets of those that the sender asks for.
+    pub(crate) fn permitted(&self, mode: u32) -> u32 {
+        if self.force { mode } else { mode & !0o111 }
     }
 
     pub(crate) fn syncs(&self) -> bool {
@@ -96,7 +105,7 @@ impl Destination {
         if !found.is_file() && !found.is_symlink() {
             return Err(ReceiveError::NotReplaceable { path: path.into(), what: kind(found) });
         }
-        if self.replace { Ok(()) } else { Err(ReceiveError::Exists { path: path.into() }) }
+        if self.force { Ok(()) } else { Err(ReceiveError::Exists { path: path.into() }) }
     }
 }
 

@@ -230,6 +230,14 @@ pub enum ReceiveError {
         /// The file of that name.
         path: PathBuf,
     },
+    /// The sender chose a name that begins with a dot. Programs read such files unseen, and obey them.
+    #[error(
+        "{path:?} begins with a dot, as files do that programs obey unseen: take it with --force, or give another name with --output"
+    )]
+    Hidden {
+        /// Where the file was to go.
+        path: PathBuf,
+    },
     /// Nothing can be put there.
     #[error("{path:?} is no directory: make it first, or give another one")]
     NoDirectory {
@@ -305,6 +313,7 @@ impl ReceiveError {
             ReceiveError::Exists { .. } => Some(Reason::Exists),
             ReceiveError::NotReplaceable { .. } => Some(Reason::NotReplaceable),
             ReceiveError::ForeignPart { .. } => Some(Reason::ForeignPart),
+            ReceiveError::Hidden { .. } => Some(Reason::Hidden),
             ReceiveError::Busy { .. } => Some(Reason::Busy),
             ReceiveError::Full { .. } => Some(Reason::Full),
             ReceiveError::NoDirectory { .. } => Some(Reason::Storage),

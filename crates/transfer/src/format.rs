@@ -294,6 +294,8 @@ pub enum Reason {
     Unreadable,
     /// The receiver has a file called `NAME.part` that no receiver made.
     ForeignPart,
+    /// The name begins with a dot.
+    Hidden,
     /// One of a later version.
     Unknown(u32),
 }
@@ -336,6 +338,9 @@ impl fmt::Display for Reason {
             Reason::ForeignPart => {
                 "a file with .part behind this name is there, which no receiver left: move it away, or start the receiver with --output FILE"
             }
+            Reason::Hidden => {
+                "it takes no name that begins with a dot: start the receiver with --force, or with --output FILE"
+            }
             Reason::Unknown(code) => return write!(f, "of a reason that this version does not know (number {code})"),
         })
     }
@@ -371,7 +376,7 @@ const CHECKSUM_AT: usize = 32;
 /// What Linux can address in a file.
 const SIZE_MAX: u64 = i64::MAX as u64;
 /// In the order of their numbers, from 1.
-const REASONS: [Reason; 13] = [
+const REASONS: [Reason; 14] = [
     Reason::Exists,
     Reason::Busy,
     Reason::Full,
@@ -385,6 +390,7 @@ const REASONS: [Reason; 13] = [
     Reason::Changed,
     Reason::Unreadable,
     Reason::ForeignPart,
+    Reason::Hidden,
 ];
 
 #[cfg(test)]

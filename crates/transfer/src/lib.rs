@@ -39,7 +39,7 @@ pub use checksum::Checksum;
 pub use destination::Destination;
 pub use error::{PeerError, ReceiveError, SendError, Violation};
 pub use format::{BLOCK_BYTES, CHUNK_BYTES_MAX, FileName, NAME_BYTES_MAX, NameError, Offer, Reason, Record, Tag};
-pub use receive::{Received, receive};
+pub use receive::{Received, read_offer, receive, receive_offered};
 pub use send::send;
 pub use source::Source;
 pub use writer_watch::WriterWatch;

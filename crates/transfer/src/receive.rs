@@ -12,15 +12,17 @@ use std::path::PathBuf;
 /// A file that came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// What the sender calls it, and what it said of it.
+    /// What the sender calls it, and what it said of it; its permissions are those that the file has got.
     pub offer: Offer,
+    /// The sender's permissions to execute it were left out.
+    pub not_executable: bool,
     /// Where it is.
     pub path: PathBuf,
     /// How it came.
     pub outcome: Outcome,
 }
 
-/// Receives one file, and returns when it is in its place.
+/// Receives one file, and returns when it is in its place: [`read_offer`] and [`receive_offered`].
 ///
 /// Whatever goes wrong, `NAME.part` keeps what came and was right, for the next attempt.
 ///
@@ -33,9 +35,31 @@ pub struct Received {
 pub fn receive<S: Read + Write>(
     stream: &mut S,
     destination: &Destination,
+    progress: impl FnMut(Progress),
+) -> Result<Received, ReceiveError> {
+    let offer = read_offer(stream)?;
+    receive_offered(stream, offer, destination, progress)
+}
+
+/// Hears what the sender offers, which is the first that it says.
+pub fn read_offer<S: Read + Write>(stream: &mut S) -> Result<Offer, ReceiveError> {
+    let offer = Offer::read(stream).map_err(ReceiveError::from);
+    told(stream, offer)
+}
+
+/// Receives the file that was offered, and returns when it is in its place.
+pub fn receive_offered<S: Read + Write>(
+    stream: &mut S,
+    offer: Offer,
+    destination: &Destination,
     mut progress: impl FnMut(Progress),
 ) -> Result<Received, ReceiveError> {
-    let received = accept(stream, destination, &mut progress);
+    let received = accept(stream, offer, destination, &mut progress);
+    told(stream, received)
+}
+
+/// Tells the sender what went wrong, if it is for it to know.
+fn told<S: Write, T>(stream: &mut S, received: Result<T, ReceiveError>) -> Result<T, ReceiveError> {
     if let Some(reason) = received.as_ref().err().and_then(ReceiveError::reason) {
         // A sender that cannot hear it sees that the connection ends.
         let _ = Record::stop(reason).write(stream);
@@ -45,20 +69,22 @@ pub fn receive<S: Read + Write>(
 
 fn accept<S: Read + Write>(
     stream: &mut S,
+    offer: Offer,
     destination: &Destination,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Received, ReceiveError> {
-    let offer = Offer::read(stream)?;
+    let mode = destination.permitted(offer.mode);
+    let (not_executable, offer) = (mode != offer.mode, Offer { mode, ..offer });
     let partial = Partial::open(destination.path(&offer.name)?, &offer)?;
     let (from, checksum) = agree(stream, &partial, progress)?;
     partial.truncate(from, &offer)?;
     let mut receiving = Receiving { stream, partial: &partial, size: offer.size, progress, at: from, checksum };
     let checksum = receiving.run()?;
-    let path = partial.finish(&offer, destination.replaces(), destination.syncs())?;
+    let path = partial.finish(&offer, destination.is_forced(), destination.syncs())?;
     let outcome = Outcome { bytes: offer.size, resumed_from: from, checksum };
     // The file is there, whether or not the sender hears of it.
     let _ = Record::at(Tag::Done, outcome.bytes, checksum).write(stream);
-    Ok(Received { offer, path, outcome })
+    Ok(Received { offer, not_executable, path, outcome })
 }
 
 /// Tells what an earlier attempt left, and hears from the sender how much of it is right: how many bytes, and

@@ -105,7 +105,7 @@ fn a_reason_is_the_same_on_both_sides_and_tells_what_to_do() {
     }
     assert_eq!(Reason::Exists.code(), 1);
     assert_eq!(Reason::Unreadable.code(), 12);
-    assert_eq!(Reason::ForeignPart.code(), 13);
+    assert_eq!((Reason::ForeignPart.code(), Reason::Hidden.code()), (13, 14));
     assert!(Reason::parse(77).to_string().contains("77"));
 }
 

@@ -24,7 +24,10 @@ fn a_file_arrives_with_its_bytes_its_time_and_its_permissions() {
         let file = File::options().write(true).open(place.source()).unwrap();
         file.set_modified(modified).unwrap();
         file.set_permissions(Permissions::from_mode(mode)).unwrap();
-        let ends = place.exchange();
+        let received = place.exchange_with(&place.destination(), Fault::None, Fault::None).received.unwrap();
+        assert_eq!(received.not_executable, mode == 0o755, "{mode:o}");
+        assert_eq!(fs::metadata(place.whole()).unwrap().mode() & 0o7111, 0, "{mode:o} was not forced");
+        let ends = place.exchange_with(&place.destination().force(true), Fault::None, Fault::None);
         assert_eq!(place.assert_whole(&ends), 0);
         let found = fs::metadata(place.whole()).unwrap();
         assert_eq!(found.modified().unwrap(), modified);
@@ -212,7 +215,7 @@ fn a_file_that_is_there_is_kept_unless_it_may_be_replaced() {
     assert!(matches!(ends.received, Err(ReceiveError::Exists { .. })), "{ends:?}");
     assert_eq!(fs::read(place.whole()).unwrap(), b"precious");
     assert!(!place.part().exists());
-    let ends = place.exchange_with(&place.destination().replace(true).sync(true), Fault::None, Fault::None);
+    let ends = place.exchange_with(&place.destination().force(true).sync(true), Fault::None, Fault::None);
     place.assert_whole(&ends);
 }
 
@@ -230,7 +233,7 @@ fn a_file_that_appears_meanwhile_is_kept_and_nothing_is_sent_twice() {
     assert!(matches!(ends.received, Err(ReceiveError::Exists { .. })), "{ends:?}");
     assert_eq!(fs::read(place.whole()).unwrap(), b"precious");
     assert_eq!(fs::metadata(place.part()).unwrap().mode() & 0o777, 0o600, "it can be opened again");
-    let ends = place.exchange_with(&place.destination().replace(true), Fault::None, Fault::None);
+    let ends = place.exchange_with(&place.destination().force(true), Fault::None, Fault::None);
     assert_eq!(fs::metadata(place.whole()).unwrap().mode() & 0o777, 0o400);
     assert_eq!(place.assert_whole(&ends), 2 * PIECE as u64);
 }
@@ -241,7 +244,7 @@ fn what_is_no_file_is_neither_replaced_nor_written_to() {
     let _socket = UnixListener::bind(place.path().join("socket")).unwrap();
     fs::create_dir(place.path().join("directory")).unwrap();
     for name in ["socket", "directory"] {
-        let destination = Destination::file(place.path().join(name)).replace(true);
+        let destination = Destination::file(place.path().join(name)).force(true);
         assert!(matches!(destination.check(), Err(ReceiveError::NotReplaceable { .. })));
         let ends = place.exchange_with(&destination, Fault::None, Fault::None);
         assert!(matches!(ends.sent, Err(SendError::Stopped { reason: Reason::NotReplaceable })), "{ends:?}");
@@ -257,7 +260,7 @@ fn what_is_no_file_is_neither_replaced_nor_written_to() {
     fs::remove_file(place.part()).unwrap();
     symlink(&victim, place.whole()).unwrap();
     assert!(matches!(place.exchange().received, Err(ReceiveError::Exists { .. })));
-    place.assert_whole(&place.exchange_with(&place.destination().replace(true), Fault::None, Fault::None));
+    place.assert_whole(&place.exchange_with(&place.destination().force(true), Fault::None, Fault::None));
     assert_eq!(fs::read(&victim).unwrap(), b"precious");
 }
 
@@ -270,7 +273,7 @@ fn a_part_that_no_receiver_left_is_not_touched() {
         fs::write(place.part(), notes).unwrap();
         fs::set_permissions(place.part(), Permissions::from_mode(0o644)).unwrap();
         for replace in [false, true] {
-            let ends = place.exchange_with(&place.destination().replace(replace), Fault::None, Fault::None);
+            let ends = place.exchange_with(&place.destination().force(replace), Fault::None, Fault::None);
             assert!(matches!(ends.sent, Err(SendError::Stopped { reason: Reason::ForeignPart })), "{ends:?}");
             let said = ends.received.unwrap_err();
             assert!(matches!(said, ReceiveError::ForeignPart { .. }), "{said}");
