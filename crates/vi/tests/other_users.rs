@@ -1,12 +1,14 @@
 //! Processes of other users: refused, unless each side says otherwise. Needs root to have any.
 
 use crate::support::seeded::{bytes, verify};
-use crate::support::{Line, PATIENCE, Stage, buffer, buffer_of, is_root};
+use crate::support::{Line, PATIENCE, Stage, buffer, buffer_of, is_root, until};
 use highwire_vi::{
     AcceptError, Allow, ConnectError, Failure, ListenError, Message, Nic, Path, Receive, Refusal, RuntimeDirError,
     ViOptions,
 };
-use std::time::Duration;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65534;
 
@@ -185,4 +187,53 @@ fn a_killed_process_of_another_user_is_noticed() {
     nobody.kill();
     let (failure, left) = line.end();
     assert_eq!((failure, left.len()), (Failure::PeerDied, 1));
+}
+
+#[test]
+fn silent_callers_of_another_user_keep_nobody_out() {
+    let stage = Stage::open();
+    stage.role("nobody", |stage| {
+        let path = stage.open_dir().join("door");
+        let call = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::connect(&socket, &SocketAddrUnix::new(&path).unwrap()).ok().map(|()| socket)
+        };
+        let mut silent = Vec::new();
+        // What was dropped calls again, all the time.
+        while !stage.is_marked("over") {
+            silent.retain(|socket| {
+                let mut bytes = [0; 256];
+                !matches!(rustix::net::recv(socket, &mut bytes, RecvFlags::empty()), Ok((0, _)) | Err(Errno::CONNRESET))
+            });
+            while silent.len() < 900
+                && let Some(socket) = call()
+            {
+                silent.push(socket);
+            }
+            stage.mark("calling");
+        }
+    });
+    if !is_root("silent callers of another user") {
+        return;
+    }
+    let nic = nic(&stage);
+    let listener = nic.listen_with(&address(&stage), Allow::Everyone).unwrap();
+    let nobody = stage.start_as("nobody", NOBODY);
+    until("they call", || stage.is_marked("calling"));
+    let slowest = std::thread::scope(|scope| {
+        let honest = scope.spawn(|| {
+            let each = (0..10).map(|_| {
+                let began = Instant::now();
+                let _vi = stage.nic().connect(&address(&stage)).unwrap();
+                began.elapsed()
+            });
+            each.max()
+        });
+        (0..10).for_each(|_| drop(listener.accept(PATIENCE).unwrap()));
+        honest.join().unwrap()
+    });
+    stage.mark("over");
+    assert!(slowest < Some(Duration::from_secs(1)), "{slowest:?}");
+    nobody.finish();
 }

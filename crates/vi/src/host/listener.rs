@@ -6,7 +6,7 @@ use crate::host::handover;
 use crate::host::rendezvous::{MESSAGE_BYTES, Refusal};
 use crate::nic::NicInner;
 use crate::vi::Vi;
-use highwire_mem::{Allow, Courier, CourierError, CourierListener, deadline};
+use highwire_mem::{Allow, Courier, CourierError, CourierListener, deadline, mapped_user};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -24,6 +24,14 @@ use std::time::{Duration, Instant};
 const BACKLOG: i32 = 1024;
 /// How long a connection may take over its request before it is dropped.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long one of the listener's own user is left its place, however many others call.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// The user of this process, as others' users are known.
+fn own_user() -> Option<u32> {
+    mapped_user(rustix::process::geteuid().as_raw())
+}
 
 /// Accepts connections at an address. Its lock lasts as long as the process, whatever ends it, so
 /// a name left behind by a dead listener is replaced by the next one.
@@ -67,14 +75,48 @@ impl Drop for NameHeld {
 struct HalfOpens {
     list: Vec<HalfOpen>,
     full: bool,
-    timed: bool,
+    /// How often the timer wakes.
+    every: Duration,
 }
 
 /// A connection that was greeted and has not asked for anything yet.
 #[derive(Debug)]
 struct HalfOpen {
     courier: Arc<Courier>,
+    /// `None` for one that this user namespace does not map.
+    user: Option<u32>,
     since: Instant,
+}
+
+impl HalfOpen {
+    /// It is to be given a moment: one of the listener's own user that has just been greeted.
+    fn is_fresh(&self, own: Option<u32>) -> bool {
+        self.user == own && self.since.elapsed() < GRACE
+    }
+}
+
+impl HalfOpens {
+    /// Whether all places are taken by connections that are to be given a moment.
+    fn is_full(&self, own: Option<u32>, most: usize) -> bool {
+        self.list.len() >= most && self.list.iter().all(|half| half.is_fresh(own))
+    }
+
+    /// Makes room for one more of this user: where its share or all places are taken, an older one gives way, of the user
+    /// that has the most.
+    fn make_room(&mut self, user: Option<u32>, own: Option<u32>, most: usize) {
+        let count = |user| self.list.iter().filter(|half| half.user == user).count();
+        // Other users have half of the places each, and leave some to the listener's own.
+        let share_taken = user != own && count(user) >= most.div_ceil(2);
+        if self.list.len() < most && !share_taken {
+            return;
+        }
+        let may_go = |half: &HalfOpen| if share_taken { half.user == user } else { !half.is_fresh(own) };
+        let candidates = self.list.iter().enumerate().filter(|(_, half)| may_go(half));
+        let first = candidates.max_by_key(|(_, half)| (count(half.user), std::cmp::Reverse(half.since)));
+        if let Some((index, _)) = first {
+            self.list.swap_remove(index);
+        }
+    }
 }
 
 impl HostListener {
@@ -136,15 +178,20 @@ impl HostListener {
         answered
     }
 
-    /// Whoever waits by the descriptor is to be woken by what can be done something about.
+    /// A caller that waits by the descriptor is to be woken by what can be done something about.
     fn watch_for(&self, half_opens: &mut HalfOpens) {
-        let (full, some) = (half_opens.list.len() >= self.nic.config.half_open_max, !half_opens.list.is_empty());
+        let full = half_opens.is_full(own_user(), self.nic.config.half_open_max);
+        let every = match (full, half_opens.list.is_empty()) {
+            (true, _) => GRACE,
+            (false, false) => REQUEST_TIMEOUT,
+            (false, true) => Duration::ZERO,
+        };
         if full != std::mem::replace(&mut half_opens.full, full) {
             // It fails for want of memory only; then it is found at the next look.
             let _ = if full { epoll::delete(&self.callers, &self.socket) } else { watch(&self.callers, &self.socket) };
         }
-        if some != std::mem::replace(&mut half_opens.timed, some) {
-            let every = Timespec { tv_sec: if some { REQUEST_TIMEOUT.as_secs() as i64 } else { 0 }, tv_nsec: 0 };
+        if every != std::mem::replace(&mut half_opens.every, every) {
+            let every = Timespec { tv_sec: every.as_secs() as i64, tv_nsec: every.subsec_nanos().into() };
             let _ = timerfd_settime(
                 &self.timer,
                 TimerfdTimerFlags::empty(),
@@ -189,7 +236,8 @@ impl HostListener {
     /// Takes a connection from the backlog; false if there was none.
     fn greet_one(&self) -> Result<bool, AcceptError> {
         let mut half_opens = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-        if half_opens.list.len() >= self.nic.config.half_open_max {
+        let (own, most) = (own_user(), self.nic.config.half_open_max);
+        if half_opens.is_full(own, most) {
             return Ok(false);
         }
         let Some(courier) = self.socket.accept().map_err(|errno| AcceptError::Socket(errno.into()))? else {
@@ -201,25 +249,30 @@ impl HostListener {
         } else if handover::greet(&self.nic, &courier).is_ok() {
             // Whoever is not watched is found at the next look.
             let _ = watch(&self.callers, &courier);
-            half_opens.list.push(HalfOpen { courier: Arc::new(courier), since: Instant::now() });
+            half_opens.make_room(credentials.uid, own, most);
+            let (courier, user) = (Arc::new(courier), credentials.uid);
+            half_opens.list.push(HalfOpen { courier, user, since: Instant::now() });
             self.watch_for(&mut half_opens);
         }
         Ok(true)
     }
 
     fn wait(&self, left: Duration) -> Result<(), AcceptError> {
-        let couriers: Vec<Arc<Courier>> = {
+        let (couriers, full): (Vec<Arc<Courier>>, bool) = {
             let half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-            half_open.list.iter().map(|half| half.courier.clone()).collect()
+            let full = half_open.is_full(own_user(), self.nic.config.half_open_max);
+            (half_open.list.iter().map(|half| half.courier.clone()).collect(), full)
         };
-        let full = couriers.len() >= self.nic.config.half_open_max;
         let mut polled: Vec<PollFd<'_>> =
             couriers.iter().map(|courier| PollFd::from_borrowed_fd(courier.as_fd(), PollFlags::IN)).collect();
         if !full {
             polled.push(PollFd::new(&self.socket, PollFlags::IN));
         }
         // With half-open connections about, look again in time to forget the slow ones.
-        let left = if couriers.is_empty() { left } else { left.min(REQUEST_TIMEOUT / 4) };
+        let left = match couriers.is_empty() {
+            true => left,
+            false => left.min(if full { GRACE / 4 } else { REQUEST_TIMEOUT / 4 }),
+        };
         let left =
             rustix::time::Timespec::try_from(left).unwrap_or(rustix::time::Timespec { tv_sec: 3600, tv_nsec: 0 });
         match rustix::event::poll(&mut polled, Some(&left)) {
