@@ -29,6 +29,8 @@ mod ring;
 mod sync;
 
 #[cfg(not(loom))]
+mod allotment;
+#[cfg(not(loom))]
 mod clock;
 #[cfg(not(loom))]
 mod copy;
@@ -78,6 +80,7 @@ pub use ring::{CreditWatch, Flags, Kind, Lie, RawHead, SlotHead, SlotReader, Slo
 
 #[cfg(not(loom))]
 pub use {
+    allotment::Allotment,
     bell::BellPage,
     clock::{Ticks, ticks, ticks_per_second},
     courier::{Courier, CourierError, CourierListener, deadline},

@@ -11,6 +11,7 @@
 //! and the next access would be a SIGBUS. So it would be where a huge page was punched out and no other is
 //! free: memfds of huge pages are refused.
 
+use crate::allotment::Allotment;
 use crate::layout::{LAYOUT_VERSION, REGION_CPU_AT, REGION_LENGTH_AT, REGION_MAGIC, REGION_VERSION_AT};
 use crate::memory::{OwnMemory, PeerMemory, SharedMemory, View};
 use crate::sys::{self, Mapping};
@@ -55,6 +56,20 @@ pub enum RegionError {
     #[error("a region of {bytes} bytes is outside the limits of 1 to {limit} bytes")]
     SizeLimit {
         /// Bytes asked for.
+        bytes: u64,
+        /// The limit in force.
+        limit: u64,
+    },
+    /// The peer's user shares more than it may, all regions of its processes together.
+    #[error(
+        "memory of {} takes {present} bytes of address space here, and {bytes} more are above the limit of {limit} for a user: have its processes share less, or raise peer_bytes_total_max", crate::work::user(*.user)
+    )]
+    Allotment {
+        /// Whose; `None` for users that this user namespace does not map.
+        user: Option<u32>,
+        /// Bytes that are mapped.
+        present: u64,
+        /// Bytes more.
         bytes: u64,
         /// The limit in force.
         limit: u64,
@@ -185,10 +200,11 @@ pub struct PeerRegion {
 
 impl PeerRegion {
     /// Takes over a descriptor that a peer handed over, after checking it.
-    pub fn adopt(fd: OwnedFd, bytes: u64, limit: u64) -> Result<PeerRegion, RegionError> {
-        let len = check_size(bytes, limit)?;
+    pub fn adopt(fd: OwnedFd, bytes: u64, limit: impl Into<Allotment>) -> Result<PeerRegion, RegionError> {
+        let limit = limit.into();
+        let len = check_size(bytes, limit.region)?;
         check_seals(&fd, bytes, SEALS_OWN)?;
-        let mapping = Mapping::of(&fd, len, false).map_err(RegionError::Map)?;
+        let mapping = Mapping::of_peer(&fd, len, false, &limit)?;
         let memory = PeerMemory::of(View::new(Arc::new(mapping)));
         let header_good = len >= crate::layout::REGION_HEADER_BYTES
             && memory.load64(0) == REGION_MAGIC
@@ -241,6 +257,8 @@ impl RegionKind {
 #[derive(Clone, Debug)]
 pub struct RemoteRegion {
     memory: SharedMemory,
+    /// Device and inode of its memfd.
+    file: (u64, u64),
     kind: RegionKind,
     tag: Tag,
 }
@@ -248,7 +266,19 @@ pub struct RemoteRegion {
 impl RemoteRegion {
     /// Takes over a descriptor that a peer handed over, after checking it.
     pub fn adopt(fd: OwnedFd, kind: RegionKind, tag: Tag, bytes: u64, limit: u64) -> Result<RemoteRegion, RegionError> {
-        let len = check_size(bytes, limit)?;
+        RemoteRegion::adopt_beside([], fd, kind, tag, bytes, limit.into())
+    }
+
+    /// The same beside regions that the peer handed over before: memory that one of them is, is not mapped again.
+    pub fn adopt_beside<'a>(
+        known: impl IntoIterator<Item = &'a RemoteRegion>,
+        fd: OwnedFd,
+        kind: RegionKind,
+        tag: Tag,
+        bytes: u64,
+        limit: Allotment,
+    ) -> Result<RemoteRegion, RegionError> {
+        let len = check_size(bytes, limit.region)?;
         let seals = match kind {
             RegionKind::Registered => SEALS_OWN,
             RegionKind::Frozen => SEALS_FROZEN,
@@ -256,8 +286,15 @@ impl RemoteRegion {
         };
         check_seals(&fd, bytes, seals)?;
         let writable = kind == RegionKind::Exported;
-        let mapping = Mapping::of(&fd, len, writable).map_err(RegionError::Map)?;
-        Ok(RemoteRegion { memory: SharedMemory(View::new(Arc::new(mapping))), kind, tag })
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| RegionError::Map(errno.into()))?;
+        let file = (stat.st_dev, stat.st_ino);
+        let same = |other: &&RemoteRegion| other.file == file && (other.kind == RegionKind::Exported) == writable;
+        let memory = match known.into_iter().find(same) {
+            // It is sealed at its size, so that this is the whole of it.
+            Some(known) => known.memory.clone(),
+            None => SharedMemory(View::new(Arc::new(Mapping::of_peer(&fd, len, writable, &limit)?))),
+        };
+        Ok(RemoteRegion { memory, file, kind, tag })
     }
 
     /// Its kind.

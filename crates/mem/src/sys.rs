@@ -1,6 +1,8 @@
 //! The system calls of shared memory: mappings, futexes, barriers, and what the kernel must be.
 
+use crate::allotment::{Allotment, Share};
 use crate::bell::Bell;
+use crate::region::RegionError;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -41,6 +43,8 @@ fn kernel_version_check(release: &str) -> Result<(), KernelTooOld> {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Of a peer's memory: what of its allotment it takes.
+    _share: Option<Share>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; access goes through `View`.
@@ -54,7 +58,20 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { base, len })
+        Ok(Mapping { base, len, _share: None })
+    }
+
+    /// Of memory that a peer handed over, as far as it may have so much mapped here.
+    pub(crate) fn of_peer(
+        fd: impl AsFd,
+        len: usize,
+        writable: bool,
+        allotment: &Allotment,
+    ) -> Result<Mapping, RegionError> {
+        let share = allotment.take(len as u64)?;
+        let mut mapping = Mapping::of(fd, len, writable).map_err(RegionError::Map)?;
+        mapping._share = share;
+        Ok(mapping)
     }
 
     pub(crate) fn base(&self) -> *mut u8 {

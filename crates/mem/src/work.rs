@@ -482,7 +482,8 @@ pub trait WireListener: Debug + Send + Sync {
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-fn user(owner: Option<u32>) -> String {
+/// A user as messages name one; `None` for one that this user namespace does not map.
+pub(crate) fn user(owner: Option<u32>) -> String {
     owner.map_or_else(|| "a user that this user namespace does not map".to_owned(), |owner| format!("user {owner}"))
 }
 

@@ -1,7 +1,7 @@
 //! Every limit is a number here, with the memory it costs.
 
 use crate::queue::{CompletionQueue, Notify, QueueHandle};
-use highwire_mem::{Allow, Tag};
+use highwire_mem::{Allotment, Allow, Tag};
 use highwire_pulse::Pulses;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,6 +21,9 @@ pub struct Config {
     pub region_bytes: usize,
     /// The largest region accepted from a peer.
     pub peer_region_bytes_max: u64,
+    /// What regions of all processes of one user may take of this process's address space, those of the process's other
+    /// interfaces among them.
+    pub peer_bytes_total_max: u64,
     /// A VI's payload area, when it first needs one.
     pub payload_bytes_start: usize,
     /// What it may grow to under bulk traffic.
@@ -60,6 +63,7 @@ impl Default for Config {
             descriptors_max: 1024,
             region_bytes: 256 << 20,
             peer_region_bytes_max: 64 << 30,
+            peer_bytes_total_max: 4 << 40,
             payload_bytes_start: 256 << 10,
             payload_bytes_max: 4 << 20,
             payload_bytes_total_max: 256 << 20,
@@ -75,6 +79,13 @@ impl Default for Config {
             runtime_dir: None,
             first_index: 0,
         }
+    }
+}
+
+impl Config {
+    /// What a peer of this user may have mapped here.
+    pub(crate) fn allotment(&self, user: Option<u32>) -> Allotment {
+        Allotment { region: self.peer_region_bytes_max, user: Some((user, self.peer_bytes_total_max)) }
     }
 }
 

@@ -416,9 +416,11 @@ pub enum Failure {
     /// There was no room, and the VI is unreliable.
     #[error("there was no room, and the VI is unreliable")]
     Dropped,
-    /// The peer handed over a region for which this process had no descriptor or no memory.
+    /// The peer handed over a region for which this process had no descriptor or no memory, or which is more than the
+    /// peer's user may share with it.
     #[error(
-        "this process has no descriptor or no memory left for a region of the peer; raise its limits (ulimit -n, -v), or          have it do with fewer"
+        "this process has no descriptor or no memory left for a region of the peer, or takes no more of the peer's user; raise \
+         its limits (ulimit -n, -v, peer_bytes_total_max), or have it do with fewer"
     )]
     Exhausted,
     /// Used in a forked child.

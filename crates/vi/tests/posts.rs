@@ -1,10 +1,10 @@
 //! Descriptors that are not taken: each refusal says why, gives everything back and changes nothing.
 
 use crate::support::seeded::{bytes, verify};
-use crate::support::{A_WHILE, Line, Stage, both_ends, buffer, buffer_of};
+use crate::support::{A_WHILE, Line, PATIENCE, Stage, both_ends, buffer, buffer_of};
 use highwire_vi::{
-    Failure, GrantError, Message, Nic, Path, Payload, PayloadToken, PostError, Receive, Segment, State, Tag, ViOptions,
-    WaitError,
+    ConnectError, Failure, GrantError, Message, Nic, Path, Payload, PayloadToken, PostError, Receive, Refusal, Segment,
+    State, Tag, ViOptions, WaitError,
 };
 use std::time::{Duration, Instant};
 
@@ -244,6 +244,27 @@ fn more_regions_than_a_peer_takes_are_refused_and_the_connection_goes_on() {
     assert!(matches!(end, WaitError::TimedOut(_)), "an honest peer that grants much is no dead peer: {end}");
     assert!(granted[4..].iter().all(|granted| granted.is_err()), "{granted:?}");
     pair.still_works(Tag(0));
+}
+
+#[test]
+fn a_user_that_shares_more_than_it_may_is_told_so_and_no_other_reason() {
+    let stage = Stage::open();
+    let listening = stage.nic_with(|config| config.peer_bytes_total_max = 1 << 20);
+    let caller = stage.nic_with(|config| config.region_bytes = 2 << 20);
+    let listener = listening.listen("shm:small").unwrap();
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| caller.connect("shm:small").unwrap_err());
+        assert!(listener.accept(A_WHILE).is_err());
+        let refused = refused.join().unwrap();
+        assert!(matches!(&refused, ConnectError::Refused { reason: Refusal::Allotment, .. }), "{refused}");
+        assert!(refused.to_string().contains("peer_bytes_total_max"), "{refused}");
+    });
+    // What comes later ends the connection that brought it.
+    let mut pair = Pair::with(|config| config.peer_bytes_total_max = 1 << 30, &ViOptions::new());
+    pair.near.vi.grant(&pair.one.register(1 << 30).unwrap()).unwrap();
+    let end = pair.far.vi.wait(PATIENCE).unwrap_err();
+    assert_eq!(end, WaitError::NotConnected(Failure::Exhausted));
+    assert!(end.to_string().contains("peer_bytes_total_max"), "{end}");
 }
 
 #[test]

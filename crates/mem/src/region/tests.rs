@@ -492,3 +492,31 @@ fn words_outside_a_mapping_are_never_touched() {
     assert!(refuses(&|| memory.copy_out(usize::MAX, &mut [0; 2])));
     memory.copy_out(4098, &mut []);
 }
+
+#[test]
+fn memory_that_was_handed_over_before_is_not_mapped_again() {
+    // Nobody else counts for this user.
+    let limit = Allotment { region: LIMIT, user: Some((Some(4_000_000_001), 2 * 8192)) };
+    let take = |known: &[RemoteRegion], fd: &OwnedFd, kind| {
+        RemoteRegion::adopt_beside(known, copy_of(fd), kind, Tag(1), 8192, limit)
+    };
+    let fd = handmade(SEALS_EXPORTED, 8192, b"");
+    let first = take(&[], &fd, RegionKind::Exported).unwrap();
+    let mut known = vec![first];
+    for _ in 0..100 {
+        known.push(take(&known, &fd, RegionKind::Exported).unwrap());
+    }
+    known[0].writable().unwrap().copy_in(100, b"seen");
+    let mut seen = [0; 4];
+    known[100].memory().copy_out(100, &mut seen);
+    assert_eq!(&seen, b"seen");
+    // One for reading only is no writable mapping.
+    let registered = handmade(SEALS_OWN, 8192, b"");
+    known.push(take(&known, &registered, RegionKind::Registered).unwrap());
+    assert!(known[101].writable().is_none());
+    // And what is mapped counts.
+    let other = handmade(SEALS_EXPORTED, 8192, b"");
+    assert!(matches!(take(&known, &other, RegionKind::Exported), Err(RegionError::Allotment { present: 16_384, .. })));
+    known.truncate(1);
+    assert!(take(&known, &other, RegionKind::Exported).is_ok());
+}

@@ -148,14 +148,19 @@ struct Theirs {
     page: Option<BellPage>,
 }
 
-fn adopt(half: &Half, descriptors: Vec<OwnedFd>, config: &Config) -> Result<Theirs, RegionError> {
+fn adopt(
+    half: &Half,
+    descriptors: Vec<OwnedFd>,
+    config: &Config,
+    credentials: Credentials,
+) -> Result<Theirs, RegionError> {
     let missing = || RegionError::WrongHeader;
     let mut descriptors = descriptors.into_iter();
     let region = match half.new_pair {
         true => Some(PeerRegion::adopt(
             descriptors.next().ok_or_else(missing)?,
             half.region_bytes,
-            config.peer_region_bytes_max,
+            config.allotment(credentials.uid),
         )?),
         false => None,
     };
@@ -409,8 +414,8 @@ fn connect_once(
     if (half.nic, half.pair, half.new_pair, half.serial) != (their_nic, pair, ours.new_pair, serial) {
         return Err(strange("its answer is for somebody else"));
     }
-    let theirs =
-        adopt(&half, descriptors, config).map_err(|source| ConnectError::BadMemory { address: named(), source })?;
+    let theirs = adopt(&half, descriptors, config, credentials)
+        .map_err(|source| ConnectError::BadMemory { address: named(), source })?;
     let (vi, new_page) = joining.join(&half, theirs, &courier).map_err(|unjoined| match unjoined {
         Unjoined::Theirs(_) => strange("its half of the connection cannot be"),
         Unjoined::Ours(source) => failed(source),
@@ -453,7 +458,8 @@ pub(crate) fn answer(
     }
     let credentials = courier.credentials().map_err(|error| Refusal::of_courier(&error))?;
     let identity = courier.identity(credentials).map_err(|error| Refusal::of_courier(&error))?;
-    let theirs = adopt(&half, descriptors_given, &nic.config).map_err(|error| Refusal::of_region(&error))?;
+    let theirs =
+        adopt(&half, descriptors_given, &nic.config, credentials).map_err(|error| Refusal::of_region(&error))?;
     let ours = |error: ConnectError| match error {
         ConnectError::Region(RegionError::Create(error) | RegionError::Map(error)) => {
             Refusal::of_errno(Errno::from_io_error(&error))

@@ -245,16 +245,18 @@ impl Peer {
         let lie = Failure::PeerLied(Lie::BadHandover);
         let Some(Rendezvous::Region { region, kind, tag, bytes }) = Rendezvous::decode(bytes) else { return Err(lie) };
         let kind = RegionKind::from_number(kind).ok_or(lie)?;
-        let limit = self.config.peer_region_bytes_max;
-        let adopted = RemoteRegion::adopt(descriptors.pop().ok_or(lie)?, kind, Tag(tag), bytes, limit);
+        let descriptor = descriptors.pop().ok_or(lie)?;
+        // One too many is not taken; a message that names it will be a lie.
+        if remote.len() >= self.config.peer_regions_max {
+            return Ok(());
+        }
+        let limit = self.config.allotment(self.credentials.uid);
+        let adopted = RemoteRegion::adopt_beside(remote.values(), descriptor, kind, Tag(tag), bytes, limit);
         let adopted = adopted.map_err(|error| match Refusal::of_region(&error) {
             Refusal::BadMemory => lie,
             _ => Failure::Exhausted,
         })?;
-        // One too many is not taken; a message that names it will be a lie.
-        if remote.len() < self.config.peer_regions_max {
-            remote.insert(region, adopted);
-        }
+        remote.insert(region, adopted);
         Ok(())
     }
 

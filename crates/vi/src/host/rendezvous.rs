@@ -68,10 +68,21 @@ pub enum Refusal {
     /// No descriptor is left in the listener's process.
     #[error("no descriptor is left in its process; raise its limit (ulimit -n), or close other connections to it")]
     NoDescriptors,
+    /// The caller's user shares more memory with the listener's process than it may.
+    #[error(
+        "processes of this user share more memory with its process than it takes of one user (peer_bytes_total_max); close \
+         other connections to it, or have it raise that"
+    )]
+    Allotment,
+    /// No address space, or no memory, is left in the listener's process.
+    #[error(
+        "its process has no address space left (ulimit -v), or no memory; have it do with less, or raise its limit"
+    )]
+    NoMemory,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 8] = [
+    const ALL: [Refusal; 10] = [
         Refusal::Version,
         Refusal::User,
         Refusal::Limits,
@@ -80,12 +91,15 @@ impl Refusal {
         Refusal::NoRoom,
         Refusal::Malformed,
         Refusal::NoDescriptors,
+        Refusal::Allotment,
+        Refusal::NoMemory,
     ];
 
     /// Why a listener says no whose own system call failed.
     pub(crate) fn of_errno(errno: Option<Errno>) -> Refusal {
         match errno {
             Some(Errno::MFILE | Errno::NFILE) => Refusal::NoDescriptors,
+            Some(Errno::NOMEM) => Refusal::NoMemory,
             _ => Refusal::NoRoom,
         }
     }
@@ -106,6 +120,7 @@ impl Refusal {
                 Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Refusal::of_errno(Errno::from_io_error(error)),
                 _ => Refusal::BadMemory,
             },
+            RegionError::Allotment { .. } => Refusal::Allotment,
             _ => Refusal::BadMemory,
         }
     }
