@@ -3,8 +3,9 @@
 //! A claim is proven by the TCP descriptor itself, which goes with it. Asking takes one connection to the registry, made
 //! for the question and closed with the answer: no descriptor stays in the program.
 
+use crate::counters::{digits, directory};
 use crate::layout::{LANES, REGION_BYTES, Side};
-use highwire_mem::{Credentials, PeerRegion, RegionError, SharedMemory, mapped_user};
+use highwire_mem::{Credentials, PeerRegion, RegionError, SharedMemory, mapped_user, network_namespace};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -149,7 +150,27 @@ fn connect(user: u32) -> Result<OwnedFd, Errno> {
 }
 
 fn connect_to(user: u32) -> Result<OwnedFd, Errno> {
-    let socket = connect_at(&address(user)?)?;
+    let named = connect_by_name(user);
+    if named.is_ok() {
+        return named;
+    }
+    // Another user may have the name.
+    let namespace = network_namespace(socket()?.as_fd())?;
+    let mut path = [0; 96];
+    let refuge = |folder: &Folder| {
+        let address = SocketAddrUnix::new(refuge(*folder, user, namespace, &mut path)).ok()?;
+        trusted(connect_at(&address).ok()?, user).ok()
+    };
+    Folder::of(user).iter().find_map(refuge).ok_or(Errno::CONNREFUSED).or(named)
+}
+
+/// The registry at the name of a user's, if it is that user's.
+pub(crate) fn connect_by_name(user: u32) -> Result<OwnedFd, Errno> {
+    trusted(connect_at(&address(user)?)?, user)
+}
+
+/// A connection to a process, if that is this user's.
+pub(crate) fn trusted(socket: OwnedFd, user: u32) -> Result<OwnedFd, Errno> {
     // Any process that has the name could take descriptors that are passed to it. Of a user that this namespace does not
     // map, nothing is known but that it may be another.
     if Credentials::of_peer(&socket)?.uid != Some(user) {
@@ -158,11 +179,66 @@ fn connect_to(user: u32) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-pub(crate) fn connect_at(name: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
+fn socket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+pub(crate) fn connect_at(name: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
+    let socket = socket()?;
     rustix::net::connect(&socket, name)?;
     Ok(socket)
+}
+
+/// Folders in which only one user can have a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Folder {
+    /// `/run/highwire`, root's.
+    Run,
+    /// `/run/user/USER`, which the system makes for a user that is logged in.
+    OfUser,
+    /// That of the counters.
+    Counters,
+}
+
+impl Folder {
+    /// Those of a user, in the order in which they are asked.
+    pub(crate) fn of(user: u32) -> &'static [Folder] {
+        if user == 0 { &[Folder::Run, Folder::Counters] } else { &[Folder::OfUser, Folder::Counters] }
+    }
+
+    /// The mode that it is made with, if it is for a registry to make.
+    pub(crate) fn made_with(self) -> Option<u32> {
+        match self {
+            // All users ask root's registry.
+            Folder::Run => Some(0o755),
+            Folder::OfUser => None,
+            Folder::Counters => Some(0o700),
+        }
+    }
+}
+
+/// Path of a registry in a folder. Names in folders are of all network namespaces, so that the path says which one.
+pub(crate) fn refuge(folder: Folder, user: u32, namespace: u64, into: &mut [u8; 96]) -> &std::ffi::CStr {
+    let mut used = 0;
+    let mut put = |bytes: &[u8]| {
+        into[used..used + bytes.len()].copy_from_slice(bytes);
+        used += bytes.len();
+    };
+    match folder {
+        Folder::Run => put(b"/run/highwire"),
+        Folder::OfUser => {
+            put(b"/run/user/");
+            put(digits(user, &mut [0; 10]));
+        }
+        Folder::Counters => put(directory(user, None, &mut [0; 64]).to_bytes()),
+    }
+    put(b"/highwire-lanes-1-");
+    put(digits((namespace >> 32) as u32, &mut [0; 10]));
+    put(b"-");
+    put(digits(namespace as u32, &mut [0; 10]));
+    put(b"\0");
+    std::ffi::CStr::from_bytes_until_nul(into).unwrap_or_default()
 }
 
 /// Name of a user's registry; names of this kind are of one network namespace.
@@ -383,6 +459,16 @@ mod tests {
 
     fn some_descriptor() -> Option<OwnedFd> {
         std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+    }
+
+    #[test]
+    fn refuges_are_of_user_and_network() {
+        let path = |folder, user| refuge(folder, user, 5 << 32 | 7, &mut [0; 96]).to_str().unwrap().to_owned();
+        assert_eq!(path(Folder::Run, 0), "/run/highwire/highwire-lanes-1-5-7");
+        assert_eq!(path(Folder::OfUser, 1000), "/run/user/1000/highwire-lanes-1-5-7");
+        assert_eq!(path(Folder::Counters, u32::MAX), "/dev/shm/highwire-4294967295/highwire-lanes-1-5-7");
+        let longest = refuge(Folder::Counters, u32::MAX, u64::MAX, &mut [0; 96]).to_bytes().len();
+        assert!(longest < 96, "{longest} bytes and a zero");
     }
 
     #[test]

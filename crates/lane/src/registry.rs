@@ -4,13 +4,16 @@
 //! connection comes second completes the pair; until then the first is told to wait, and asks again when it has more to
 //! do. The registry sees no byte of any connection, and its death costs only new pairs.
 
-use crate::claim::{BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, Reply, Request, address, receive};
+use crate::claim::{
+    BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, Reply, Request, address, connect_by_name, receive,
+};
 use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side, UNBORN};
 pub use highwire_mem::keep_descriptors_from_programs;
 use highwire_mem::{
     Credentials, OwnMemory, OwnRegion, RegionError, SharedMemory, TcpState, bound_device, network_namespace,
     socket_names,
 };
+use refuge::Refuge;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -159,29 +162,58 @@ pub struct Registry {
     growth_left: u64,
     /// The network namespace that this process can ask the kernel about.
     namespace: Option<u64>,
+    /// Where it listens instead, while another user has its name.
+    _refuge: Option<Refuge>,
+}
+
+fn listener() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Whether the name of a user's registry is that user's. One that is busy answers soon; another user's may never.
+fn is_of(user: u32) -> bool {
+    let until = Instant::now() + BUSY;
+    loop {
+        match connect_by_name(user) {
+            Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(BUSY / 20),
+            Err(Errno::PERM | Errno::AGAIN) => return false,
+            // There, or gone this moment: the caller tries again.
+            _ => return true,
+        }
+    }
 }
 
 impl Registry {
     /// Takes the name of this user's registry.
     pub fn listen(limits: Limits) -> Result<Registry, RegistryError> {
         let user = rustix::process::geteuid().as_raw();
-        Registry::listen_at(&address(user).map_err(RegistryError::Listen)?, limits)
+        let named = Registry::listen_at(&address(user).map_err(RegistryError::Listen)?, limits);
+        if !matches!(named, Err(RegistryError::Running)) || is_of(user) {
+            return named;
+        }
+        let listener = listener().map_err(RegistryError::Listen)?;
+        let refuge = Refuge::bind(&listener, user)?;
+        let mut registry = Registry::on(listener, limits)?;
+        registry._refuge = Some(refuge);
+        Ok(registry)
     }
 
     fn listen_at(name: &SocketAddrUnix, limits: Limits) -> Result<Registry, RegistryError> {
-        let begin = || {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            rustix::net::bind(&listener, name)?;
-            rustix::net::listen(&listener, 128)?;
-            let mut random = [0; 8];
-            rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-            Ok((listener, u64::from_le_bytes(random)))
-        };
-        let (listener, number) = begin().map_err(|errno| match errno {
+        let listener = listener().map_err(RegistryError::Listen)?;
+        rustix::net::bind(&listener, name).map_err(|errno| match errno {
             Errno::ADDRINUSE => RegistryError::Running,
             other => RegistryError::Listen(other),
         })?;
+        Registry::on(listener, limits)
+    }
+
+    /// On a socket that has its name.
+    fn on(listener: OwnedFd, limits: Limits) -> Result<Registry, RegistryError> {
+        rustix::net::listen(&listener, 128).map_err(RegistryError::Listen)?;
+        let mut random = [0; 8];
+        highwire_mem::fill_random(&mut random);
+        let number = u64::from_le_bytes(random);
         let board = OwnRegion::create(BOARD_BYTES)?;
         // No word is what it was on the board of the registry before: who waited for that one asks this one.
         for place in 0..BOARD_WORDS {
@@ -198,6 +230,7 @@ impl Registry {
             board,
             lanes_used: 0,
             growth_left: limits.growth,
+            _refuge: None,
         })
     }
 
@@ -584,6 +617,8 @@ fn is_alive(process: u32) -> bool {
 const SWEEP: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 const CLAIM_LIFE: Duration = Duration::from_secs(60);
+/// How long one that has more callers than may wait is taken for a registry.
+const BUSY: Duration = Duration::from_millis(200);
 const CALLERS_MAX: usize = 256;
 const CLAIMS_MAX: usize = 65_536;
 const OTHERS_MAX: usize = 16;
@@ -592,6 +627,7 @@ const GROWTH_OF_REGION: u64 = 16 << 20;
 const _: () = assert!(CAPACITY_LEAST * 2 * 1024 + (96 << 20) < 256 << 20);
 
 mod held;
+mod refuge;
 
 #[cfg(test)]
 mod tests;

@@ -3,11 +3,12 @@
 
 use crate::actor::{Actor, run};
 use crate::compiled::compiled;
-use crate::ground::{Ground, Way, is_root, until};
+use crate::ground::{Ground, Nobody, Way, installed, is_root, until};
 use crate::network::{Namespace, ip};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_server_that_outlives_the_registry_has_lanes_from_the_next() {
@@ -101,6 +102,51 @@ fn a_child_that_is_forked_while_a_thread_asks_has_lanes() {
     client.end_input();
     assert_eq!(client.ended_well().last().map(String::as_str), Some("client done"));
     assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
+}
+
+/// An abstract name is whose process takes it first: another user's, that never answers, or does not even let others wait.
+#[test]
+fn a_registry_whose_name_another_user_has_is_found_all_the_same() {
+    if !is_root("a registry of a test's own") {
+        return;
+    }
+    let ground = Ground::new();
+    let nobody = Nobody::new(&ground);
+    let script = ground.file(
+        "squat.py",
+        "import socket, sys\n\
+         s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n\
+         s.bind('\\0highwire-lanes-1-0000000000')\n\
+         s.listen(0)\n\
+         kept = []\n\
+         for i in range(int(sys.argv[1])):\n\
+         \x20   c = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n\
+         \x20   c.setblocking(False)\n\
+         \x20   try: c.connect(s.getsockname()); kept.append(c)\n\
+         \x20   except BlockingIOError: pass\n\
+         print('hold', 1, flush=True)\n\
+         sys.stdin.read()\n",
+    );
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    for (tag, waiting) in [("squat", "0"), ("full", "3")] {
+        let apart = Apart::new(tag);
+        let mut squat = nobody.command(&installed("python3", "python3"));
+        let mut squatter = Actor::start("squatter", &mut apart.namespace.enter(squat.arg(&script).arg(waiting)));
+        squatter.told("hold");
+        let began = Instant::now();
+        let mut server = Actor::start("server", &mut apart.command(&ground, &["lasting", "server", "0", "1"]));
+        let port = server.told("port");
+        assert!(began.elapsed() < Duration::from_secs(1), "it waited {:?} for a registry", began.elapsed());
+        let mut client = Actor::start("client", &mut apart.command(&ground, &["lasting", "client", &port]));
+        let process = client.told("hold").parse().unwrap();
+        let bytes = ground.lane_bytes(process);
+        assert!(bytes > Some(0), "no byte went by a lane: {bytes:?}");
+        client.end_input();
+        assert_eq!(client.ended_well().last().map(String::as_str), Some("client done"));
+        assert_eq!(server.ended_well().last().map(String::as_str), Some("server done"));
+        squatter.end_input();
+        squatter.ended_well();
+    }
 }
 
 /// A network namespace and the registry that is there, which ends with it.
