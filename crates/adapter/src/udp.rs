@@ -128,8 +128,9 @@ impl UdpWire {
     /// was said.
     pub fn set_keys(&self, keys: Keys) -> Result<(), WireError> {
         let mut state = lock(&self.state);
-        let listening = state.ports().filter(|(listens, port)| *listens && port.is_held());
-        listening.map(|(_, port)| self.check_key(&keys, port.local())).collect::<Result<(), _>>()?;
+        let mut listening = state.ports().filter(|(listens, port)| *listens && port.is_held());
+        listening.try_for_each(|(_, port)| self.check_key(&keys, port.local()))?;
+        drop(listening);
         state.keys = keys.clone();
         state.ports().for_each(|(_, port)| port.set_keys(keys.clone()));
         Ok(())

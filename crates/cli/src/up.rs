@@ -1,16 +1,17 @@
 //! `highwire up`: a node that donates memory, until it is ended.
 
 use crate::figures;
-use crate::wire::KeyArgs;
+use crate::wire::{KeyArgs, known_by};
 use anyhow::Context;
 use clap::Args;
 use highwire::netmem::{LeaveReport, Memory, MemoryError, MemoryOptions, NodeOptions, NodeServer};
 use highwire::rpc::Rpc;
-use highwire::{Address, Driver};
+use highwire::{Address, Driver, Nic};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -37,6 +38,9 @@ pub(crate) struct UpArgs {
     copies: u8,
     #[command(flatten)]
     key: KeyArgs,
+    /// When the key files are read again (SIGUSR1), end the sessions whose key is in neither of them
+    #[arg(long, requires = "key")]
+    end_old: bool,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -111,7 +115,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<()> {
             opens_in.as_secs_f64()
         ));
     }
-    let watched = watch(args, &rpc, &node, &name, &teller, &ending);
+    let watched = watch(args, &nic, &rpc, &node, &name, &teller, &ending);
     if watched.is_ok() {
         let others = node.others();
         if args.join.is_some() && others > 0 && node.incarnation().is_some() {
@@ -125,6 +129,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<()> {
 /// Tells how the node stands, until it is to end.
 fn watch(
     args: &UpArgs,
+    nic: &Nic,
     rpc: &Rpc,
     node: &NodeServer,
     name: &str,
@@ -149,10 +154,37 @@ fn watch(
                 tell_why_out(rpc, node, name, join)?;
             }
         }
-        if ending.wait(if now.is_some() { LOOK_EVERY } else { LOOK_OFTEN }) {
-            return Ok(());
+        match ending.wait(if now.is_some() { LOOK_EVERY } else { LOOK_OFTEN }) {
+            None => {}
+            Some(SIGUSR1) => match read_keys(args, nic) {
+                Ok(keys) => teller.changed_keys(&keys),
+                Err(error) => warn(&format!("{error:#}; the keys are what they were")),
+            },
+            Some(_) => return Ok(()),
         }
     }
+}
+
+/// What came of reading the key files again.
+struct KeysNow {
+    known_by: String,
+    ended: usize,
+    /// How many sessions there are, by the fingerprint of their key.
+    sessions: BTreeMap<String, usize>,
+}
+
+/// Reads the key files again, and uses what is in them from now on.
+fn read_keys(args: &UpArgs, nic: &Nic) -> anyhow::Result<KeysNow> {
+    let keys = args.key.keys()?;
+    let known_by = known_by(&keys);
+    nic.set_keys(keys)?;
+    let ended = if args.end_old { nic.end_old_sessions() } else { 0 };
+    let mut sessions = BTreeMap::new();
+    for session in nic.sessions() {
+        let fingerprint = session.fingerprint.map_or_else(|| "none".to_owned(), |fingerprint| fingerprint.to_string());
+        *sessions.entry(fingerprint).or_default() += 1;
+    }
+    Ok(KeysNow { known_by, ended, sessions })
 }
 
 /// Says why the coordinator has not let this node in. What does not change by itself is an error.
@@ -183,16 +215,17 @@ fn default_name(address: &str) -> String {
     }
 }
 
-/// The wish of whoever started it, that it end.
+/// The wishes of whoever started it: that it end, or read its keys again.
 struct Ending(Receiver<i32>);
 
 impl Ending {
     fn new() -> anyhow::Result<Ending> {
-        let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("signals cannot be watched")?;
         let (wish, wished) = mpsc::channel();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
-            for (number, signal) in signals.forever().enumerate() {
-                if number > 0 {
+            let mut ends = false;
+            for signal in signals.forever() {
+                if signal != SIGUSR1 && std::mem::replace(&mut ends, true) {
                     // A second one does not wait for anything.
                     warn("ended at once: what was here is lost");
                     std::process::exit(1);
@@ -204,9 +237,13 @@ impl Ending {
         Ok(Ending(wished))
     }
 
-    /// True if it is to end.
-    fn wait(&self, timeout: Duration) -> bool {
-        !matches!(self.0.recv_timeout(timeout), Err(RecvTimeoutError::Timeout))
+    /// The next, if there is one in time.
+    fn wait(&self, timeout: Duration) -> Option<i32> {
+        match self.0.recv_timeout(timeout) {
+            Ok(signal) => Some(signal),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(SIGTERM),
+        }
     }
 }
 
@@ -238,6 +275,19 @@ impl Teller {
             "opens_in_s": node.opens_in().as_secs_f64(),
         });
         self.tell(&text, &object);
+    }
+
+    fn changed_keys(&self, keys: &KeysNow) {
+        let KeysNow { known_by, ended, sessions } = keys;
+        let mut text = format!("read the key files again: {known_by}");
+        for (fingerprint, number) in sessions {
+            text += &format!("; {} under {fingerprint}", count(*number as u64, "session"));
+        }
+        if *ended > 0 {
+            text += &format!("; ended {}", count(*ended as u64, "session"));
+        }
+        let object = json!({ "event": "keys", "known_by": known_by, "sessions": sessions, "ended": ended });
+        self.tell(&format!("{text}\n"), &object);
     }
 
     fn joined(&self, join: &str, others: usize) {

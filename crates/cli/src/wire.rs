@@ -39,6 +39,17 @@ pub(crate) struct KeyArgs {
     allow: Vec<User>,
 }
 
+/// What a process with these keys is known by.
+pub(crate) fn known_by(keys: &Keys) -> String {
+    let mut fingerprints = keys.accepted().map(|key| key.fingerprint());
+    match (fingerprints.next(), fingerprints.next()) {
+        (None, _) => "no key".to_owned(),
+        (Some(key), None) => format!("key {key}"),
+        (Some(key), Some(other)) if key == other => format!("key {key}"),
+        (Some(key), Some(other)) => format!("key {key}, accepting {other} as well"),
+    }
+}
+
 /// Whom `--allow` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum User {
@@ -86,7 +97,7 @@ impl WireArgs {
 
 impl KeyArgs {
     /// The keys that were given.
-    fn keys(&self) -> anyhow::Result<Keys> {
+    pub(crate) fn keys(&self) -> anyhow::Result<Keys> {
         let Some(key) = &self.key else { return Ok(Keys::insecure()) };
         let keys = Keys::new(read_key(key)?);
         Ok(match &self.also_accept {
@@ -103,10 +114,7 @@ impl KeyArgs {
         record: Option<Recording>,
     ) -> anyhow::Result<(Nic, String)> {
         let keys = self.keys()?;
-        let known_by = match keys.to_call_with() {
-            Some(key) => format!("key {}", key.fingerprint()),
-            None => "no key".to_owned(),
-        };
+        let known_by = known_by(&keys);
         let insecure = self.insecure;
         let wire = WireConfig { keys, insecure, driver, record, ..WireConfig::default() };
         let config = Config { connect_timeout: timeout, allow: allow(&self.allow), ..Config::default() };

@@ -560,6 +560,57 @@ struct Node {
 }
 
 #[test]
+fn nodes_change_their_key_when_they_are_told_and_go_on() {
+    let place = Place::new();
+    let file = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+    let (old, new, present, next) = (file("old.key"), file("new.key"), file("present.key"), file("next.key"));
+    let fingerprint = |key: &str| stdout(&place.highwire(&["key", "new", key]).assert().code(0)).trim().to_owned();
+    let (olds, news) = (fingerprint(&old), fingerprint(&new));
+    fs::copy(&old, &present).unwrap();
+    fs::copy(&old, &next).unwrap();
+    let keys = ["--key", &present, "--also-accept", &next, "--end-old"];
+    let mut first = Node::start(&place, &[&["--listen", "udp:127.0.0.1:0"], &keys[..]].concat());
+    let at = first.addresses[0].clone();
+    let join = ["--listen", "udp:127.0.0.1:0", "--join", &at, "--name", "second"];
+    let mut second = Node::start(&place, &[&join[..], &keys].concat());
+    second.await_line("joined the nodes");
+    let letter = file("letter");
+    fs::write(&letter, "dear nodes").unwrap();
+    let mem = |key: &str, arguments: &[&str]| {
+        place.highwire(&["mem"]).args(arguments).args(["--at", &at, "--key", key]).output().unwrap().assert()
+    };
+    mem(&old, &["put", "letter", &letter]).code(0);
+    let mut told = |expected: &str| {
+        for node in [&mut first, &mut second] {
+            signal("USR1", &node.child);
+            let line = node.await_line("read the key files again");
+            assert!(line.contains(expected), "{expected:?} is missing in {line:?}");
+        }
+    };
+    // Accept the new key as well; call with it; drop the old one.
+    fs::copy(&new, &next).unwrap();
+    told(&format!("key {olds}, accepting {news} as well"));
+    mem(&old, &["get", "letter"]).code(0);
+    mem(&new, &["get", "letter"]).code(0);
+    fs::copy(&new, &present).unwrap();
+    fs::copy(&old, &next).unwrap();
+    told(&format!("key {news}, accepting {olds} as well"));
+    mem(&old, &["get", "letter"]).code(0);
+    fs::copy(&new, &next).unwrap();
+    told(&format!("key {news}"));
+    assert_eq!(stdout(&mem(&new, &["get", "letter"]).code(0)), "dear nodes");
+    assert!(stderr(&mem(&old, &["get", "letter"]).code(1)).contains("no answer"));
+    // A file that cannot be read changes nothing.
+    fs::set_permissions(&present, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    signal("USR1", &first.child);
+    mem(&new, &["get", "letter"]).code(0);
+    second.end("INT");
+    let ended = first.end("INT");
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(said.contains("chmod 600") && said.contains("the keys are what they were"), "{said}");
+}
+
+#[test]
 fn a_node_may_open_as_many_descriptors_as_the_hard_limit_allows() {
     let place = Place::new();
     let mut up = Command::new("sh");
@@ -597,6 +648,17 @@ impl Node {
             }
             if line.starts_with("listening at ") {
                 node.addresses.push(line.split(' ').nth(2).unwrap().to_owned());
+            }
+        }
+    }
+
+    /// The next line that begins so.
+    fn await_line(&mut self, beginning: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.out.read_line(&mut line).unwrap() > 0, "it has ended and not said {beginning:?}");
+            if line.starts_with(beginning) {
+                return line;
             }
         }
     }
