@@ -8,7 +8,7 @@ use highwire_mem::CourierListener;
 use highwire_vi::{Config, ConnectError, Nic};
 use libfuzzer_sys::fuzz_target;
 use std::os::fd::AsFd;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -37,8 +37,13 @@ fn scene() -> &'static Scene {
         let listener = CourierListener::bind(&stage().join("liar.sock"), 16).expect("a socket");
         let (scripts, next) = sync_channel(1);
         std::thread::spawn(move || {
-            while let Ok(script) = next.recv() {
-                play(&listener, &script);
+            loop {
+                match next.recv_timeout(Duration::from_millis(1)) {
+                    Ok(script) => play(&listener, &script),
+                    // Who tries again, with a new pair or since it was overtaken, meets a closed door.
+                    Err(RecvTimeoutError::Timeout) => while let Ok(Some(_)) = listener.accept() {},
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
             }
         });
         Scene { nic: Nic::with(config).expect("a Nic"), scripts: Mutex::new(scripts) }
@@ -97,6 +102,4 @@ fn play(listener: &CourierListener, script: &Script) {
     };
     let (bytes, given) = script.answer.make(&letter, Props::honest().descriptors);
     say(&bytes, &given);
-    // Who tries again with a new pair meets a closed door.
-    while let Ok(Some(_)) = listener.accept() {}
 }

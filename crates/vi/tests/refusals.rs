@@ -227,7 +227,16 @@ fn every_refusal_reaches_the_connecting_side_in_words() {
         assert!(matches!(&error, ConnectError::Refused { .. }), "{error}");
         assert!(error.to_string().contains(words), "{number}: {error}");
     }
-    for number in [0, 11, u32::MAX] {
+    // One that was overtaken calls again, until it is told something else.
+    let error = answered_by(|listener| {
+        for reason in [11, 11, 2] {
+            let caller = next_caller(&listener);
+            caller.say(&Letter { flags: reason, ..Letter::honest(REFUSE) }, &[]);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    assert!(error.to_string().contains("user is not allowed"), "{error}");
+    for number in [0, 12, u32::MAX] {
         let error = answered_by(|listener| {
             let caller = next_caller(&listener);
             caller.say(&Letter { flags: number, ..Letter::honest(REFUSE) }, &[]);

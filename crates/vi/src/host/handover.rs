@@ -29,8 +29,7 @@ use std::path::Path;
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How often a caller calls again that a listener dropped before it answered, and after which pause: a listener that
-/// drops everybody is told after less than a second.
+/// How often a caller calls again that was overtaken by others, and after which pause.
 const OVERTAKEN_MOST: u32 = 50;
 const OVERTAKEN_PAUSE: Duration = Duration::from_millis(10);
 /// The other side may answer "unknown pair" when it has just let go of it; a new pair is made then.
@@ -315,19 +314,16 @@ pub(crate) fn connect(
             }
         }
     };
-    let (mut attempt, mut overtaken, mut dropped) = (1, 0, None);
+    let (mut attempt, mut overtaken) = (1, 0);
     loop {
         let left = until.saturating_duration_since(Instant::now());
         match connect_once(nic, address, path, options, attempt > 1, left) {
             Err(ConnectError::Refused { reason: Refusal::UnknownPair, .. }) if attempt < TRIES => attempt += 1,
-            // Where many call at once, those that say nothing give way, and so may one that was about to.
-            Err(error @ ConnectError::Courier { source: CourierError::Closed, .. }) if overtaken < OVERTAKEN_MOST => {
-                (overtaken, dropped) = (overtaken + 1, Some(error));
+            Err(ConnectError::Refused { reason: Refusal::Overtaken, .. }) if overtaken < OVERTAKEN_MOST => {
+                overtaken += 1;
                 std::thread::sleep(OVERTAKEN_PAUSE.min(until.saturating_duration_since(Instant::now())));
             }
             Err(ConnectError::TimedOut { address, .. }) => return Err(ConnectError::TimedOut { address, timeout }),
-            // It was there, and ended when it was called.
-            Err(error @ ConnectError::NobodyThere { .. }) => return Err(dropped.unwrap_or(error)),
             result => return result,
         }
     }

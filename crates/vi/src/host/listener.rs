@@ -114,7 +114,7 @@ impl HalfOpens {
         let candidates = self.list.iter().enumerate().filter(|(_, half)| may_go(half));
         let first = candidates.max_by_key(|(_, half)| (count(half.user), std::cmp::Reverse(half.since)));
         if let Some((index, _)) = first {
-            self.list.swap_remove(index);
+            handover::refuse(&self.list.swap_remove(index).courier, Refusal::Overtaken);
         }
     }
 }

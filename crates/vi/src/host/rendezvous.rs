@@ -79,10 +79,13 @@ pub enum Refusal {
         "its process has no address space left (ulimit -v), or no memory; have it do with less, or raise its limit"
     )]
     NoMemory,
+    /// Others called at the same time, and this caller had said nothing yet. It calls again by itself.
+    #[error("very many call it at once; call again")]
+    Overtaken,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 10] = [
+    const ALL: [Refusal; 11] = [
         Refusal::Version,
         Refusal::User,
         Refusal::Limits,
@@ -93,6 +96,7 @@ impl Refusal {
         Refusal::NoDescriptors,
         Refusal::Allotment,
         Refusal::NoMemory,
+        Refusal::Overtaken,
     ];
 
     /// Why a listener says no whose own system call failed.
