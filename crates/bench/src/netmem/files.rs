@@ -58,16 +58,15 @@ impl Reader for ColdFile {
         let failed = |source| BenchError::Report { path: self.directory.clone(), source };
         self.mapped.advise(reading).map_err(failed)?;
         let deadline = Instant::now() + PATIENCE;
-        loop {
+        let mut cold = 0;
+        // What the kernel is just reading ahead it keeps until that is done, and does not show before.
+        while cold < COLD_LOOKS {
             let pages = self.mapped.forget().and_then(|()| self.mapped.resident_pages()).map_err(failed)?;
-            if pages == 0 {
-                break;
-            }
-            if Instant::now() > deadline {
+            cold = if pages == 0 { cold + 1 } else { 0 };
+            if pages > 0 && Instant::now() > deadline {
                 return Err(self.warm(&format!("the kernel keeps {pages} of its pages in memory")));
             }
-            // What the kernel is just reading ahead it keeps until that is done.
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(LOOK_EVERY);
         }
         self.before = read_from_devices()?;
         Ok(())
@@ -104,6 +103,9 @@ fn parse_io(told: &str) -> Option<u64> {
     told.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
 }
 
+/// So many looks in a row, so far apart, find nothing of the file in memory before it counts as cold.
+const COLD_LOOKS: u32 = 5;
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// How long pages may take to be forgotten.
 const PATIENCE: Duration = Duration::from_secs(1);
 const WRITTEN_AT_A_TIME: usize = 1 << 20;
