@@ -201,6 +201,11 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
+/// Writes a warning to standard error, if anybody reads it.
+pub(crate) fn warn(text: &str) {
+    let _ = writeln!(io::stderr(), "highwire: {text}");
+}
+
 fn exit(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) {

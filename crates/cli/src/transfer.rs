@@ -1,7 +1,7 @@
 //! `highwire send` and `highwire receive`: one file, verified, and resumed where it stopped.
 
-use crate::pcap;
 use crate::wire::WireArgs;
+use crate::{pcap, warn};
 use clap::Args;
 use highwire::{Listener, Recording, Sockets, Stream};
 use highwire_transfer::{
@@ -195,10 +195,6 @@ impl Write for Patience<'_> {
         let mut stream = self.stream;
         stream.flush()
     }
-}
-
-fn warn(text: &str) {
-    let _ = writeln!(io::stderr(), "highwire: {text}");
 }
 
 /// Prints, if anybody reads: who does not is still to get the file.

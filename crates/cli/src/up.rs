@@ -1,7 +1,7 @@
 //! `highwire up`: a node that donates memory, until it is ended.
 
-use crate::figures;
 use crate::wire::{KeyArgs, known_by};
+use crate::{figures, warn};
 use anyhow::Context;
 use clap::Args;
 use highwire::netmem::{LeaveReport, Memory, MemoryError, MemoryOptions, NodeOptions, NodeServer};
@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -94,7 +93,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<()> {
     }
     allow_descriptors();
     // Before there is anything to lose.
-    let ending = Ending::new()?;
+    let signals = Received::new()?;
     let (nic, known_by) = args.key.nic(CONNECT, Driver::Thread, None)?;
     let rpc = Rpc::new(&nic)?;
     let listen = if args.listen.is_empty() { vec![ADDRESS.to_owned()] } else { args.listen.clone() };
@@ -115,7 +114,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<()> {
             opens_in.as_secs_f64()
         ));
     }
-    let watched = watch(args, &nic, &rpc, &node, &name, &teller, &ending);
+    let watched = watch(args, &nic, &rpc, &node, &name, &teller, &signals);
     if watched.is_ok() {
         let others = node.others();
         if args.join.is_some() && others > 0 && node.incarnation().is_some() {
@@ -134,7 +133,7 @@ fn watch(
     node: &NodeServer,
     name: &str,
     teller: &Teller,
-    ending: &Ending,
+    signals: &Received,
 ) -> anyhow::Result<()> {
     let (mut life, mut out_since, mut told) = (None, Instant::now(), false);
     loop {
@@ -154,7 +153,7 @@ fn watch(
                 tell_why_out(rpc, node, name, join)?;
             }
         }
-        match ending.wait(if now.is_some() { LOOK_EVERY } else { LOOK_OFTEN }) {
+        match signals.wait(if now.is_some() { LOOK_EVERY } else { LOOK_OFTEN }) {
             None => {}
             Some(SIGUSR1) => match read_keys(args, nic) {
                 Ok(keys) => teller.changed_keys(&keys),
@@ -215,13 +214,13 @@ fn default_name(address: &str) -> String {
     }
 }
 
-/// The wishes of whoever started it: that it end, or read its keys again.
-struct Ending(Receiver<i32>);
+/// Signals that were received: SIGINT and SIGTERM to end, SIGUSR1 to read the key files again.
+struct Received(Receiver<i32>);
 
-impl Ending {
-    fn new() -> anyhow::Result<Ending> {
+impl Received {
+    fn new() -> anyhow::Result<Received> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("signals cannot be watched")?;
-        let (wish, wished) = mpsc::channel();
+        let (sender, received) = mpsc::channel();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             let mut ends = false;
             for signal in signals.forever() {
@@ -230,11 +229,11 @@ impl Ending {
                     warn("ended at once: what was here is lost");
                     std::process::exit(1);
                 }
-                // Where nobody hears it, it is ending already.
-                let _ = wish.send(signal);
+                // Nothing receives it while the process is ending already.
+                let _ = sender.send(signal);
             }
         })?;
-        Ok(Ending(wished))
+        Ok(Received(received))
     }
 
     /// The next, if there is one in time.
@@ -330,10 +329,6 @@ impl Teller {
 
 fn count(number: u64, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
-}
-
-fn warn(text: &str) {
-    let _ = writeln!(io::stderr(), "highwire: {text}");
 }
 
 const MEMORY_MIN: u64 = 1 << 20;

@@ -161,7 +161,7 @@ fn connect_to(user: u32) -> Result<OwnedFd, Errno> {
         let address = SocketAddrUnix::new(refuge(*folder, user, namespace, &mut path)).ok()?;
         trusted(connect_at(&address).ok()?, user).ok()
     };
-    Folder::of(user).iter().find_map(refuge).ok_or(Errno::CONNREFUSED).or(named)
+    Folder::of(user).iter().find_map(refuge).map_or(named, Ok)
 }
 
 /// The registry at the name of a user's, if it is that user's.
@@ -179,7 +179,8 @@ pub(crate) fn trusted(socket: OwnedFd, user: u32) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-fn socket() -> Result<OwnedFd, Errno> {
+/// A socket to ask or to answer by.
+pub(crate) fn socket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }

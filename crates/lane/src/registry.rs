@@ -6,6 +6,7 @@
 
 use crate::claim::{
     BOARD_AT, BOARD_BYTES, BOARD_WORDS, MESSAGE_BYTES, Refusal, Reply, Request, address, connect_by_name, receive,
+    socket,
 };
 use crate::layout::{CAPACITY_LEAST, EndState, LANES, Lane, LaneRegion, REGION_BYTES, Side, UNBORN};
 pub use highwire_mem::keep_descriptors_from_programs;
@@ -17,9 +18,7 @@ use refuge::Refuge;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::{BTreeSet, HashMap};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -166,11 +165,6 @@ pub struct Registry {
     _refuge: Option<Refuge>,
 }
 
-fn listener() -> Result<OwnedFd, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-}
-
 /// Whether the name of a user's registry is that user's. One that is busy answers soon; another user's may never.
 fn is_of(user: u32) -> bool {
     let until = Instant::now() + BUSY;
@@ -192,7 +186,7 @@ impl Registry {
         if !matches!(named, Err(RegistryError::Running)) || is_of(user) {
             return named;
         }
-        let listener = listener().map_err(RegistryError::Listen)?;
+        let listener = socket().map_err(RegistryError::Listen)?;
         let refuge = Refuge::bind(&listener, user)?;
         let mut registry = Registry::on(listener, limits)?;
         registry._refuge = Some(refuge);
@@ -200,7 +194,7 @@ impl Registry {
     }
 
     fn listen_at(name: &SocketAddrUnix, limits: Limits) -> Result<Registry, RegistryError> {
-        let listener = listener().map_err(RegistryError::Listen)?;
+        let listener = socket().map_err(RegistryError::Listen)?;
         rustix::net::bind(&listener, name).map_err(|errno| match errno {
             Errno::ADDRINUSE => RegistryError::Running,
             other => RegistryError::Listen(other),

@@ -142,8 +142,8 @@ pub enum Allow {
 }
 
 impl Allow {
-    /// Whether this user may be there. `None` is a user that this user namespace does not map: the same as no other, not even as this process's own where
-    /// that is not mapped either.
+    /// Whether this user may be there. `None` is a user that this user namespace does not map: the same as no other, not
+    /// even as this process's own where that is not mapped either.
     pub fn admits(&self, uid: Option<u32>) -> bool {
         let own = rustix::process::geteuid().as_raw();
         match self {

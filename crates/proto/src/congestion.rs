@@ -284,9 +284,9 @@ pub(crate) struct Room {
     /// What was on the way, at most, when packets were lost last.
     wall: u64,
     overruns: Option<u32>,
-    /// Datagrams were dropped since the session's own packets were looked at last.
+    /// The peer reported further drops since `fate`.
     overrun: bool,
-    /// When they were.
+    /// The session's own packets, sent and lost, when their loss was last compared with `SUFFERING_PARTS`.
     fate: Fate,
     /// When it was changed last.
     changed: Duration,

@@ -178,12 +178,11 @@ struct Open<S, T> {
     peer: SocketAddr,
 }
 
-impl<S: Source, T: Sink> Open<S, T> {
-    /// Without a key the address is all that tells the peer from others on its host [W-98].
-    #[inline]
-    fn may_come_from(&self, from: SocketAddr) -> bool {
-        self.session.is_sealed() || self.peer == from
-    }
+/// Whether a packet from this address may be the peer's: without a key the address is all that tells the peer from others
+/// on its host [W-98].
+#[inline]
+fn may_come_from<S: Source, T: Sink>(session: &Session<S, T>, peer: SocketAddr, from: SocketAddr) -> bool {
+    session.is_sealed() || peer == from
 }
 
 /// How a session stands, for people who change keys.
@@ -533,7 +532,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     fn handle_sealed(&mut self, now: Duration, from: SocketAddr, header: Header, packet: &[u8]) {
         let number = header.session;
         if let Some(open) = self.sessions.get_mut(&number) {
-            if !open.may_come_from(from) {
+            if !may_come_from(&open.session, open.peer, from) {
                 self.stats.strangers += 1;
                 return;
             }
@@ -561,7 +560,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             return;
         };
         let half = &mut self.half_open[position];
-        if !half.session.is_sealed() && half.from != from {
+        if !may_come_from(&half.session, half.from, from) {
             self.stats.strangers += 1;
             return;
         }

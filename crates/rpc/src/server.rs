@@ -180,8 +180,10 @@ impl Rpc {
     /// Serves with choices.
     pub fn serve_with(&self, address: &str, services: Services, options: ServerOptions) -> Result<Server, ServeError> {
         let nic = self.nic().clone();
-        let allow = options.allow.clone().unwrap_or_else(|| nic.config().allow.clone());
-        let listener = nic.listen_with(address, allow)?;
+        let listener = match options.allow.clone() {
+            Some(allow) => nic.listen_with(address, allow)?,
+            None => nic.listen(address)?,
+        };
         let queue = nic.completion_queue()?;
         // Another number at every start, far from those before.
         let first = (random() as u64) >> 1 | 1;

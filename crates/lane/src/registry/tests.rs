@@ -3,6 +3,7 @@
 use super::*;
 use crate::claim::{Answer, Pairing, Patience, board_word, claim_from, connect_at, map, map_board};
 use crate::{Next, Published};
+use rustix::net::AddressFamily;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;

@@ -9,7 +9,7 @@
 //!                                            looking ┘
 //! ```
 
-use super::Endpoint;
+use super::{Endpoint, may_come_from};
 use crate::header::{Header, HeaderFlags, Kind};
 use crate::message::{Sink, Source};
 use crate::session::{Guess, LandingStats};
@@ -106,7 +106,10 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     pub fn take_landed(&mut self, now: Duration, from: SocketAddr, heads: &[u8], bytes: usize, looked: bool) -> usize {
         self.stir();
         let Some(number) = self.guesser else { return 0 };
-        let Some(open) = self.sessions.get_mut(&number).filter(|open| open.may_come_from(from)) else { return 0 };
+        let Some(open) = self.sessions.get_mut(&number) else { return 0 };
+        if !may_come_from(&open.session, open.peer, from) {
+            return 0;
+        }
         let taken = open.session.take_landed(now, heads, bytes, looked);
         if taken > 0 {
             let way = &mut self.ways[self.way];

@@ -2,7 +2,7 @@
 
 use super::{Assurance, SealError, Session, ViState, Weft, line_up};
 use crate::congestion::unit;
-use crate::header::{Header, HeaderFlags, Kind};
+use crate::header::{Header, HeaderFlags, Kind, Malformed};
 use crate::ledger::Cargo;
 use crate::message::{OutMessage, Sink, Source};
 use crate::seal::Sealing;
@@ -275,8 +275,9 @@ fn write_head<S: Source>(
 ) -> Result<usize, SealError> {
     let begin = out.len();
     let range = place_in_message(&mut header, message, index);
-    // What is woven lies in one piece.
-    let piece = message.payload.as_ref().and_then(|payload| payload.piece(range)).unwrap_or_default();
+    let piece = message.payload.as_ref().and_then(|payload| payload.piece(range));
+    // Only a payload that lies in one piece is written so.
+    let piece = piece.ok_or(Malformed::TooShort { bytes: 0 })?;
     out.extend_from_slice(&[0; Header::BYTES]);
     if index == 0 {
         message.preface.write(out);
