@@ -527,17 +527,24 @@ fn a_key_that_was_removed_ends_its_sessions_when_it_is_said() {
 #[test]
 fn a_cluster_changes_its_key_under_load_without_a_failed_call() {
     const NODES: usize = 3;
+    /// A thread that calls: nodes accept as long as there is one, however it ends.
+    struct Calling<'a>(&'a AtomicU32);
+    impl Drop for Calling<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Relaxed);
+        }
+    }
     let old = || ClusterKey::from_random([1; 32]);
     let nodes: Vec<Nic> =
         (0..NODES).map(|_| nic(&WireConfig { keys: Keys::new(old()), ..WireConfig::default() })).collect();
     let listeners: Vec<_> = nodes.iter().map(|node| node.listen("udp:127.0.0.1:0").unwrap()).collect();
-    let over = AtomicBool::new(false);
+    let (over, calling) = (AtomicBool::new(false), AtomicU32::new(NODES as u32));
     let calls: Vec<AtomicU32> = (0..NODES).map(|_| AtomicU32::new(0)).collect();
     std::thread::scope(|scope| {
         for (node, listener) in nodes.iter().zip(&listeners) {
             scope.spawn(|| {
                 let memory = node.register(4096).unwrap();
-                while !over.load(Relaxed) {
+                while calling.load(Relaxed) > 0 {
                     let Ok(mut vi) = listener.accept(Duration::from_millis(50)) else { continue };
                     vi.post_recv(Receive::new(1).into(memory.slice(0..64).unwrap())).unwrap();
                     let received = vi.wait(PATIENCE).unwrap();
@@ -546,8 +553,9 @@ fn a_cluster_changes_its_key_under_load_without_a_failed_call() {
             });
         }
         for (number, node) in nodes.iter().enumerate() {
-            let (calls, listeners, over) = (&calls, &listeners, &over);
+            let (calls, listeners, over, calling) = (&calls, &listeners, &over, Calling(&calling));
             scope.spawn(move || {
+                let _calling = calling;
                 // Each call is a session of its own: the last one ends with its VI.
                 for turn in 0.. {
                     if over.load(Relaxed) {
