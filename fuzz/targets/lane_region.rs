@@ -513,9 +513,9 @@ const _: () = assert!(LANE + 1 < LANES);
 
 // As `docs/protocol/lane.md` has them.
 const CONTROLS_AT: usize = 4096;
-const CONTROL_BYTES: usize = 1024;
-const DIRECTION_BYTES: usize = 256;
-const AREAS_AT: usize = 65536;
+const CONTROL_BYTES: usize = 2048;
+const DIRECTION_BYTES: usize = 512;
+const AREAS_AT: usize = 131_072;
 const WORD_AT: usize = 0;
-const PROGRESS_AT: usize = 64;
-const KNOWN_AT: usize = 152;
+const PROGRESS_AT: usize = 128;
+const KNOWN_AT: usize = 280;

@@ -234,7 +234,7 @@ pub(crate) fn refuge(folder: Folder, user: u32, namespace: u64, into: &mut [u8; 
         }
         Folder::Counters => put(directory(user, None, &mut [0; 64]).to_bytes()),
     }
-    put(b"/highwire-lanes-1-");
+    put(b"/highwire-lanes-2-");
     put(digits((namespace >> 32) as u32, &mut [0; 10]));
     put(b"-");
     put(digits(namespace as u32, &mut [0; 10]));
@@ -244,7 +244,7 @@ pub(crate) fn refuge(folder: Folder, user: u32, namespace: u64, into: &mut [u8; 
 
 /// Name of a user's registry; names of this kind are of one network namespace.
 pub(crate) fn address(user: u32) -> Result<SocketAddrUnix, Errno> {
-    const PREFIX: &[u8] = b"highwire-lanes-1-";
+    const PREFIX: &[u8] = b"highwire-lanes-2-";
     let mut name = [0u8; PREFIX.len() + 10];
     name[..PREFIX.len()].copy_from_slice(PREFIX);
     let mut rest = user;
@@ -465,17 +465,17 @@ mod tests {
     #[test]
     fn refuges_are_of_user_and_network() {
         let path = |folder, user| refuge(folder, user, 5 << 32 | 7, &mut [0; 96]).to_str().unwrap().to_owned();
-        assert_eq!(path(Folder::Run, 0), "/run/highwire/highwire-lanes-1-5-7");
-        assert_eq!(path(Folder::OfUser, 1000), "/run/user/1000/highwire-lanes-1-5-7");
-        assert_eq!(path(Folder::Counters, u32::MAX), "/dev/shm/highwire-4294967295/highwire-lanes-1-5-7");
+        assert_eq!(path(Folder::Run, 0), "/run/highwire/highwire-lanes-2-5-7");
+        assert_eq!(path(Folder::OfUser, 1000), "/run/user/1000/highwire-lanes-2-5-7");
+        assert_eq!(path(Folder::Counters, u32::MAX), "/dev/shm/highwire-4294967295/highwire-lanes-2-5-7");
         let longest = refuge(Folder::Counters, u32::MAX, u64::MAX, &mut [0; 96]).to_bytes().len();
         assert!(longest < 96, "{longest} bytes and a zero");
     }
 
     #[test]
     fn names_of_registries_are_of_one_length() {
-        assert_eq!(address(0).unwrap().abstract_name(), Some(b"highwire-lanes-1-0000000000".as_slice()));
-        assert_eq!(address(u32::MAX).unwrap().abstract_name(), Some(b"highwire-lanes-1-4294967295".as_slice()));
+        assert_eq!(address(0).unwrap().abstract_name(), Some(b"highwire-lanes-2-0000000000".as_slice()));
+        assert_eq!(address(u32::MAX).unwrap().abstract_name(), Some(b"highwire-lanes-2-4294967295".as_slice()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The reading half of a direction.
 
 use crate::layout::{
-    AREA_BYTES, CLOSING_AT, COUNT, Direction, HEAD_BYTES, LOOKING, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT,
+    AREA_BYTES, CLOSING_AT, COUNT, Direction, HEAD_BYTES, LINE, LOOKING, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT,
     RECORD_MAX, SENDING_AT, SLEEPER, SLEEPERS, TCP_HINT_AT, TCP_READ_AT, UNIT, WRAP, WRITER_CPU_AT,
 };
 use crate::outgoing::Lie;
@@ -47,6 +47,16 @@ pub struct Record {
 }
 
 impl Record {
+    /// Bytes of all of it.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a record has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Bytes left of it.
     pub fn left(&self) -> usize {
         self.len - self.progress.taken
@@ -208,6 +218,20 @@ impl<'m> Incoming<'m> {
     #[inline]
     pub fn has_news(self) -> bool {
         self.has_records() || self.memory().load64(self.at(TCP_HINT_AT)) > self.memory().glance64(self.at(TCP_READ_AT))
+    }
+
+    /// PERF(4 B latency, 8 ns; 64 B, 10 ns): asks for the lines of the next record, if it is as long as `expected`, before
+    /// the lock is taken, whose exchange later loads wait for. A line more than the record has would be taken from the
+    /// writer that is about to fill it.
+    #[inline(always)]
+    pub fn prefetch(self, expected: usize) {
+        let progress = Progress::of(self.memory().glance64(self.at(PROGRESS_AT)));
+        let at = self.direction.area + progress.at.min(AREA_BYTES / UNIT - 1) * UNIT;
+        let last = at + HEAD_BYTES + expected.clamp(1, LINE) - 1;
+        self.memory().prefetch(at);
+        if last / LINE != at / LINE && last < self.direction.area + AREA_BYTES {
+            self.memory().prefetch(last);
+        }
     }
 
     /// A number that changes with every record, and with bytes that went by TCP.

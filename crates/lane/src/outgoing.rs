@@ -1,9 +1,9 @@
 //! The writing half of a direction.
 
 use crate::layout::{
-    AREA_BYTES, CAPACITY_LEAST, CLOSING_AT, COUNT, Direction, HEAD_BYTES, KNOWN_AT, LOOKING, LaneRegion, PLACES_AT,
-    PROGRESS_AT, READER_CPU_AT, RECORD_MAX, SEND, SENDING_AT, SENDS, TCP_HINT_AT, TCP_WRITTEN_AT, UNIT, WORD_AT, WRAP,
-    WRITER_CPU_AT, WRITER_LOCK_AT,
+    AREA_BYTES, CAPACITY_LEAST, CLOSING_AT, COUNT, Direction, HEAD_BYTES, KNOWN_AT, LINE, LOOKING, LaneRegion,
+    PLACES_AT, PROGRESS_AT, READER_CPU_AT, RECORD_MAX, SEND, SENDING_AT, SENDS, TCP_HINT_AT, TCP_WRITTEN_AT, UNIT,
+    WORD_AT, WRAP, WRITER_CPU_AT, WRITER_LOCK_AT,
 };
 use crate::progress::Progress;
 use highwire_mem::SharedMemory;
@@ -98,19 +98,35 @@ impl<'m> Outgoing<'m> {
         }
         memory.store32(head + 8, len as u32);
         // True as soon as the count says so, and not before.
-        let next = Place { at: found.at + (HEAD_BYTES + len).div_ceil(UNIT), ..found };
-        memory.store64(self.at(PLACES_AT + 8 * ((count + 1) & 1) as usize), next.word());
+        let units = (HEAD_BYTES + len).div_ceil(UNIT);
+        let after = Place { at: found.at + units, ..found };
+        memory.store64(self.at(PLACES_AT + 8 * ((count + 1) & 1) as usize), after.word());
         loop {
             // Publishes the record: pairs with the reader's load of the word. It cannot succeed once the reader has
             // stopped looking, and a reader cannot stop without having seen what was published before.
             let next = word & !COUNT | word.wrapping_add(1) & COUNT;
             match memory.exchange64(self.at(WORD_AT), word, next) {
-                Ok(()) => return Published::Done(len),
+                Ok(()) => {
+                    self.prefetch(after, units);
+                    return Published::Done(len);
+                }
                 Err(now) if now & LOOKING == 0 || (now ^ word) & SENDS != 0 => return Published::NotLooked,
                 Err(now) if now & COUNT == count => word = now,
                 // Only who has the lock publishes.
                 Err(_) => return Published::Lie,
             }
+        }
+    }
+
+    /// PERF(64 B bandwidth, 12 %): asks for the lines of the next record, to be written, if it is as short as this one. The
+    /// reader's cache has them since the ring wrapped, and the exchange that publishes waits until they have come. For
+    /// longer records the hardware prefetches, and this is slower.
+    #[inline(always)]
+    fn prefetch(self, place: Place, units: usize) {
+        let at = self.direction.area + place.at * UNIT;
+        if units * UNIT <= 2 * LINE && place.at + units <= AREA_BYTES / UNIT {
+            self.memory().prefetch_to_write(at);
+            self.memory().prefetch_to_write(at + (units - 1) * UNIT);
         }
     }
 

@@ -16,14 +16,25 @@ pub(crate) use modelled::View;
 #[derive(Clone)]
 pub struct OwnMemory(pub(crate) View);
 
-#[cfg(not(loom))]
-impl OwnMemory {
-    /// Asks for the line at `at`, to be written. Panics outside the mapping.
-    #[inline(always)]
-    pub fn prefetch_to_write(&self, at: usize) {
-        crate::sys::prefetch_to_write(&self.0, at);
-    }
+macro_rules! prefetches {
+    ($name:ident) => {
+        impl $name {
+            /// Asks for the line at `at`, to be written. Panics outside the mapping.
+            #[cfg(not(loom))]
+            #[inline(always)]
+            pub fn prefetch_to_write(&self, at: usize) {
+                crate::sys::prefetch_to_write(&self.0, at);
+            }
+
+            /// Models know no caches.
+            #[cfg(loom)]
+            pub fn prefetch_to_write(&self, _at: usize) {}
+        }
+    };
 }
+
+prefetches!(OwnMemory);
+prefetches!(SharedMemory);
 
 /// Memory that a peer writes and this process can only read. The peer may change it at any time.
 #[derive(Clone)]
@@ -208,6 +219,15 @@ impl SharedMemory {
     #[inline]
     pub fn glance64(&self, at: usize) -> u64 {
         self.0.load64(at, Ordering::Relaxed)
+    }
+
+    /// Asks the cache for the line at `at`, to be read. Panics outside the mapping.
+    #[inline(always)]
+    pub fn prefetch(&self, at: usize) {
+        #[cfg(not(loom))]
+        crate::sys::prefetch(&self.0, at);
+        #[cfg(loom)]
+        let _ = at;
     }
 
     /// Replaces the double word at byte `at` if it is `old`; otherwise tells what it is. Sequentially consistent.

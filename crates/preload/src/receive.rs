@@ -113,8 +113,9 @@ pub(crate) fn receive(fd: c_int, plan: &mut Plan, parts: Parts<'_>, flags: c_int
         settle(slot, fd);
     }
     let waits = slot.waits(flags);
-    if plan.done == 0
-        && !end.incoming.has_news()
+    if end.incoming.has_news() {
+        end.incoming.prefetch(slot.record_bytes.load(Ordering::Relaxed) as usize);
+    } else if plan.done == 0
         && let Some(verdict) = without_news(slot, &end, waits, plan)
     {
         return verdict;
@@ -226,6 +227,7 @@ impl Call<'_> {
             match incoming.next() {
                 Next::Record(record) => {
                     let skip = plan.done;
+                    self.slot.record_bytes.store(record.len() as u32, Ordering::Relaxed);
                     plan.done += incoming.take(record, left, true, |memory, at, bytes| {
                         if self.flags & libc::MSG_TRUNC == 0 {
                             self.parts.copy_out(skip, bytes, memory, at);
@@ -343,7 +345,13 @@ impl Call<'_> {
             return None;
         }
         self.unlock();
-        let look = || incoming.has_news() || incoming.is_closing() || !incoming.is_looking();
+        let look = || {
+            let news = incoming.has_news();
+            if news {
+                incoming.prefetch(self.slot.record_bytes.load(Ordering::Relaxed) as usize);
+            }
+            news || incoming.is_closing() || !incoming.is_looking()
+        };
         let found = spin::spin(self.slot, incoming.writer_cpu(), -1, look, || false);
         if found == Found::Nothing && plan.slot().is_none() {
             // Closed by another thread: the kernel has the last word, for the number as it is now.

@@ -195,7 +195,7 @@ fn by_lane(
 fn wait_for_room(slot: &Slot, end: End) -> bool {
     let (outgoing, incoming) = (end.outgoing, end.incoming);
     let before = outgoing.reader_progress();
-    if slot.stuck_at.load(Ordering::Relaxed) == before || !spin::may_spin(outgoing.reader_cpu()) {
+    if slot.stuck_at.load(Ordering::Relaxed) == !before || !spin::may_spin(outgoing.reader_cpu()) {
         return false;
     }
     let moved = || outgoing.reader_progress() != before || !outgoing.is_looked_at();
@@ -221,7 +221,7 @@ fn wait_for_room(slot: &Slot, end: End) -> bool {
         }
         naps -= 1;
     }
-    slot.stuck_at.store(before, Ordering::Relaxed);
+    slot.stuck_at.store(!before, Ordering::Relaxed);
     false
 }
 

@@ -78,8 +78,10 @@ pub(crate) struct Slot {
     pub(crate) cookie: AtomicU64,
     /// The process that may use it too, while there is no lane with a list of holders; [`MANY`] for several.
     pub(crate) other: AtomicU32,
-    /// How far the reader had come when a send last waited in vain for it to make room.
+    /// How far the reader had come when a send last waited in vain for it to make room, with every bit changed: zero before.
     pub(crate) stuck_at: AtomicU64,
+    /// Bytes of the record that was read last.
+    pub(crate) record_bytes: AtomicU32,
     /// What had come the other way when a send last waited for room.
     pub(crate) heard: AtomicU64,
 }
@@ -177,7 +179,8 @@ impl Slot {
             met: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
             other: AtomicU32::new(0),
-            stuck_at: AtomicU64::new(u64::MAX),
+            stuck_at: AtomicU64::new(0),
+            record_bytes: AtomicU32::new(0),
             heard: AtomicU64::new(0),
         }
     }
@@ -286,6 +289,7 @@ impl Slot {
             &self.asked_at_calls,
             &self.vain_spins,
             &self.other,
+            &self.record_bytes,
         ] {
             word.store(0, Ordering::Relaxed);
         }
@@ -301,10 +305,10 @@ impl Slot {
             &self.shared_asked,
             &self.cookie,
             &self.heard,
+            &self.stuck_at,
         ] {
             word.store(0, Ordering::Relaxed);
         }
-        self.stuck_at.store(u64::MAX, Ordering::Relaxed);
     }
 }
 

@@ -116,7 +116,7 @@ fn a_registry_whose_name_another_user_has_is_found_all_the_same() {
         "squat.py",
         "import socket, sys\n\
          s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n\
-         s.bind('\\0highwire-lanes-1-0000000000')\n\
+         s.bind('\\0highwire-lanes-2-0000000000')\n\
          s.listen(0)\n\
          kept = []\n\
          for i in range(int(sys.argv[1])):\n\

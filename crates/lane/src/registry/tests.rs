@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::claim::{Answer, Pairing, Patience, board_word, claim_from, connect_at, map, map_board};
+use crate::layout::{CONTROL_BYTES, CONTROLS_AT, END_BYTES, ENDS_AT, HOLDERS, HOLDERS_AT};
 use crate::{Next, Published};
 use rustix::net::AddressFamily;
 use std::io::Read;
@@ -652,8 +653,9 @@ fn lanes_of_scribbled_memory_are_taken_back() {
     memory.store64(0, 7);
     memory.store64(64, u64::MAX);
     // Holders that cannot be: groups of processes.
-    for at in (0..64).step_by(4) {
-        memory.store32(4096 + 1024 * lane + 512 + 16 + at, 0x8000_0001 + at as u32);
+    for (side, place) in (0..2).flat_map(|side| (0..HOLDERS).map(move |place| (side, place))) {
+        let end = CONTROLS_AT + CONTROL_BYTES * lane + ENDS_AT + END_BYTES * side;
+        memory.store32(end + HOLDERS_AT + 4 * place, 0x8000_0001 + place as u32);
     }
     for claim in registry.claims.values_mut() {
         claim.caller.process = dead_number();

@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::layout::{
-    CLOSING_AT, KNOWN_AT, LaneRegion, PLACES_AT, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT, SENDING_AT, TCP_HINT_AT,
-    TCP_READ_AT, TCP_WRITTEN_AT, WORD_AT, WRITER_CPU_AT, WRITER_LOCK_AT,
+    AREAS_AT, CLOSING_AT, CONTROLS_AT, KNOWN_AT, LaneRegion, PLACES_AT, PROGRESS_AT, READER_CPU_AT, READER_LOCK_AT,
+    SENDING_AT, TCP_HINT_AT, TCP_READ_AT, TCP_WRITTEN_AT, WORD_AT, WRITER_CPU_AT, WRITER_LOCK_AT,
 };
 use loom::sync::{Arc, Condvar, Mutex};
 use std::collections::VecDeque;
@@ -38,8 +38,7 @@ impl Kernel {
 }
 
 fn memory() -> SharedMemory {
-    let control = 4096;
-    let area = 65536;
+    let (control, area) = (CONTROLS_AT, AREAS_AT);
     let narrow: Vec<usize> = [CLOSING_AT, WRITER_CPU_AT, SENDING_AT, READER_CPU_AT, READER_LOCK_AT, WRITER_LOCK_AT]
         .iter()
         .map(|at| control + at)

@@ -1,6 +1,7 @@
 //! Steps of both ends in an order that a seed decides.
 
 use super::*;
+use crate::layout::{AREA_BYTES, AREAS_AT, CONTROL_BYTES, CONTROLS_AT, KNOWN_AT, TCP_WRITTEN_AT};
 use crate::{EndState, Lane, LaneRegion, RECORD_MAX, REGION_BYTES};
 use std::collections::VecDeque;
 
@@ -211,8 +212,8 @@ fn words_that_cannot_be_true_are_lies_and_nothing_worse() {
         // The whole control page and the beginnings of records.
         for _ in 0..40 {
             let at = match random.below(3) {
-                0 => 4096 + 3 * 1024 + random.below(32) * 8,
-                1 => 65536 + 6 * (1 << 20) + random.below(700) * 64,
+                0 => (CONTROLS_AT + 3 * CONTROL_BYTES) as u64 + random.below(CONTROL_BYTES as u64 / 8) * 8,
+                1 => (AREAS_AT + 6 * AREA_BYTES) as u64 + random.below(700) * 64,
                 _ => 64,
             } as usize;
             let value = if random.below(2) == 0 { random.next() } else { random.below(70_000) };
@@ -240,11 +241,11 @@ fn counts_at_their_highest_go_on_counting() {
     let memory = region();
     let lane = lane(&memory, 0);
     let (out, from) = (lane.outgoing(Side::First), lane.incoming(Side::Second));
-    let control = 4096 + 3 * 1024;
+    let control = CONTROLS_AT + 3 * CONTROL_BYTES;
     // Looking, all the sleepers, sends and records that can be told, and as many bytes by TCP.
     memory.store64(control, u64::MAX);
-    memory.store64(control + 128, u64::MAX);
-    memory.store64(control + 152, (u64::MAX >> 32) << 32);
+    memory.store64(control + TCP_WRITTEN_AT, u64::MAX);
+    memory.store64(control + KNOWN_AT, (u64::MAX >> 32) << 32);
     assert_eq!(publish(out, 0, 4), Published::Done(4));
     assert_eq!(memory.load64(control), u64::MAX << 32);
     out.sent_by_tcp(2);
