@@ -23,6 +23,11 @@ impl From<u64> for Allotment {
 }
 
 impl Allotment {
+    /// True for the memory of another user's process, or of one whose user is not known.
+    pub(crate) fn is_of_another_user(&self) -> bool {
+        self.user.is_some_and(|(user, _)| user != Some(rustix::process::geteuid().as_raw()))
+    }
+
     /// Counts so many bytes; an error if they are more than the user may have.
     pub(crate) fn take(&self, bytes: u64) -> Result<Option<Share>, RegionError> {
         let Some((user, limit)) = self.user else { return Ok(None) };

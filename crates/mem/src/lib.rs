@@ -45,6 +45,8 @@ mod fork;
 #[cfg(not(loom))]
 mod granted;
 #[cfg(not(loom))]
+mod holes;
+#[cfg(not(loom))]
 mod lent;
 #[cfg(not(loom))]
 mod mapped_file;

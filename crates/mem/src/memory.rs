@@ -72,7 +72,9 @@ impl ReadOnly {
 
     #[inline(always)]
     fn copy_out(&self, at: usize, into: &mut [u8]) {
-        self.0.copy_out(at, into);
+        if !self.0.copy_out_around_holes(at, into) {
+            self.0.copy_out(at, into);
+        }
     }
 }
 
@@ -94,6 +96,12 @@ impl PeerMemory {
     #[inline(always)]
     pub(crate) fn glance64(&self, at: usize) -> u64 {
         self.0.load64(at, Ordering::Relaxed)
+    }
+
+    /// Copies bytes out of a page of which a word was read before, which is no hole then. Panics outside the mapping.
+    #[inline(always)]
+    pub(crate) fn copy_out_of_slot(&self, at: usize, into: &mut [u8]) {
+        self.0.0.copy_out(at, into);
     }
 
     /// The bytes from `at` on. Panics outside the mapping.
@@ -441,6 +449,31 @@ mod mapped {
             unsafe { crate::copy::copy_out(from, into.as_mut_ptr(), into.len()) }
         }
 
+        /// Copies bytes out by a system call, if reading them through the mapping could take memory; false, and nothing
+        /// done, if not. Panics outside the mapping.
+        #[inline(always)]
+        pub(crate) fn copy_out_around_holes(&self, at: usize, into: &mut [u8]) -> bool {
+            self.keep.holes().is_some() && self.has_holes(at, into.len()) && self.read(at, into)
+        }
+
+        /// Whether pages of these bytes may be missing that are not to be made by reading them. Panics outside the mapping.
+        #[cold]
+        pub(crate) fn has_holes(&self, at: usize, bytes: usize) -> bool {
+            let place = self.place(at, bytes);
+            self.keep.holes().is_some_and(|holes| !holes.spare(place, bytes))
+        }
+
+        #[cold]
+        fn read(&self, at: usize, into: &mut [u8]) -> bool {
+            let place = self.place(at, into.len());
+            self.keep.holes().is_some_and(|holes| holes.read(place, into))
+        }
+
+        /// Where bytes of this view are in the whole mapping.
+        fn place(&self, at: usize, bytes: usize) -> usize {
+            self.pointer(at, bytes) as usize - self.keep.base() as usize
+        }
+
         #[inline(always)]
         pub(crate) fn futex(&self, at: usize) -> *const u32 {
             self.pointer(at, 4).cast()
@@ -569,6 +602,10 @@ mod modelled {
                 // SAFETY: as in `copy_in`.
                 self.copied(at + index * 4).with(|word| unsafe { chunk.copy_from_slice(&(&*word)[..chunk.len()]) });
             }
+        }
+
+        pub(crate) fn copy_out_around_holes(&self, _at: usize, _into: &mut [u8]) -> bool {
+            false
         }
 
         /// The kernel's futex: compares under a lock and sleeps; a wake-up that comes between is

@@ -204,7 +204,7 @@ impl PeerRegion {
         let limit = limit.into();
         let len = check_size(bytes, limit.region)?;
         check_seals(&fd, bytes, SEALS_OWN)?;
-        let mapping = Mapping::of_peer(&fd, len, false, &limit)?;
+        let mapping = Mapping::of_peer(fd, len, false, &limit)?;
         let memory = PeerMemory::of(View::new(Arc::new(mapping)));
         let header_good = len >= crate::layout::REGION_HEADER_BYTES
             && memory.load64(0) == REGION_MAGIC
@@ -292,7 +292,7 @@ impl RemoteRegion {
         let memory = match known.into_iter().find(same) {
             // It is sealed at its size, so that this is the whole of it.
             Some(known) => known.memory.clone(),
-            None => SharedMemory(View::new(Arc::new(Mapping::of_peer(&fd, len, writable, &limit)?))),
+            None => SharedMemory(View::new(Arc::new(Mapping::of_peer(fd, len, writable, &limit)?))),
         };
         Ok(RemoteRegion { memory, file, kind, tag })
     }
@@ -331,10 +331,11 @@ impl RemoteRegion {
         (self.kind == RegionKind::Exported).then_some(&self.memory)
     }
 
-    /// Bytes of a frozen region, as a slice: the seal guarantees that nobody can write them.
+    /// Bytes of a frozen region, as a slice: the seal guarantees that nobody can write them. None where another user's
+    /// region has holes, which are read by copying only.
     pub fn frozen_bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let inside = offset.checked_add(len)? <= self.memory.len();
-        if self.kind != RegionKind::Frozen || !inside {
+        if self.kind != RegionKind::Frozen || !inside || self.memory.0.has_holes(offset, len) {
             return None;
         }
         let pointer = self.memory.0.pointer(offset, len);

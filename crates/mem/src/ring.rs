@@ -724,7 +724,7 @@ impl SlotReader {
     #[inline]
     pub fn content(&self, from: usize, into: &mut [u8]) {
         assert!(from + into.len() <= CONTENT_BYTES, "a slot's content is 240 bytes");
-        self.watch.peer.copy_out(self.slot_at() + HEAD_BYTES + from, into);
+        self.watch.peer.copy_out_of_slot(self.slot_at() + HEAD_BYTES + from, into);
     }
 
     /// In a stream, looks whether a further slot is there already, and tells what is where its first

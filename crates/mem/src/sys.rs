@@ -2,6 +2,7 @@
 
 use crate::allotment::{Allotment, Share};
 use crate::bell::Bell;
+use crate::holes::Holes;
 use crate::region::RegionError;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -45,6 +46,8 @@ pub(crate) struct Mapping {
     len: usize,
     /// Of a peer's memory: what of its allotment it takes.
     _share: Option<Share>,
+    /// Of the memory of another user's process.
+    holes: Option<Holes>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; access goes through `View`.
@@ -58,20 +61,28 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { base, len, _share: None })
+        Ok(Mapping { base, len, _share: None, holes: None })
     }
 
     /// Of memory that a peer handed over, as far as it may have so much mapped here.
     pub(crate) fn of_peer(
-        fd: impl AsFd,
+        fd: OwnedFd,
         len: usize,
         writable: bool,
         allotment: &Allotment,
     ) -> Result<Mapping, RegionError> {
         let share = allotment.take(len as u64)?;
-        let mut mapping = Mapping::of(fd, len, writable).map_err(RegionError::Map)?;
+        let mut mapping = Mapping::of(&fd, len, writable).map_err(RegionError::Map)?;
         mapping._share = share;
+        // Memory that peers may write is not sealed against writing, and so not against giving pages back.
+        mapping.holes = allotment.is_of_another_user().then(|| Holes::of(fd, !writable));
         Ok(mapping)
+    }
+
+    /// Present if pages of it may be missing that are not to be made by reading them.
+    #[inline(always)]
+    pub(crate) fn holes(&self) -> Option<&Holes> {
+        self.holes.as_ref()
     }
 
     pub(crate) fn base(&self) -> *mut u8 {

@@ -422,9 +422,13 @@ impl Inner {
         Ok(link)
     }
 
-    /// The node's memory, if it can be mapped here. It can by processes of the same user, and by root.
+    /// The node's memory, if it can be mapped here. It can by processes of the same user; not by root, which could map
+    /// that of others: a read of a page that the node has given back would be charged to this process.
     fn view(&self, client: &Client) -> Option<View> {
         let PeerId::Process(peer) = client.peer()? else { return None };
+        if peer.uid != Some(rustix::process::geteuid().as_raw()) {
+            return None;
+        }
         let (answer, _) = exchange::ask(client, &self.frames, &WhereIsIt, None, 0, CONNECT_FOR);
         let HereItIs { descriptor, bytes } = answer.ok()?.answer;
         // The number is that of this PID namespace: one of another has none, and other processes have it in its `/proc`.

@@ -3,8 +3,8 @@
 use crate::support::seeded::{bytes, verify};
 use crate::support::{Line, PATIENCE, Stage, buffer, buffer_of, is_root, until};
 use highwire_vi::{
-    AcceptError, Allow, ConnectError, Failure, ListenError, Message, Nic, Path, Receive, Refusal, RuntimeDirError,
-    ViOptions,
+    AcceptError, Allow, ConnectError, Failure, ListenError, Message, Nic, Operation, Path, Pulses, RdmaRead, Receive,
+    Refusal, RemoteKey, RuntimeDirError, ViOptions,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -110,6 +110,52 @@ fn a_listener_of_another_user_is_not_trusted_by_default() {
         assert!(error.to_string().contains("served by user 0"), "{error}");
         stage.mark("refused");
     });
+}
+
+#[test]
+fn memory_that_another_user_never_wrote_to_is_read_as_zeros_and_costs_nothing() {
+    const BYTES: usize = 8 << 20;
+    let stage = Stage::open();
+    stage.role("nobody", |stage| {
+        let nic = nic(stage);
+        let options = ViOptions::new().allow(Allow::Everyone).path(Path::Referenced).pulses(Pulses::Whole);
+        let mut line = Line::connect_with(&nic, &address(stage), &options);
+        let region = nic.register(2 * BYTES).unwrap();
+        for (number, control) in [(0, None), (1, None), (2, Some(line.vi.grant(&region).unwrap().to_bytes()))] {
+            let buffer = region.slice(number % 2 * BYTES..(number % 2 + 1) * BYTES).unwrap();
+            let message = Message::new(0).payload(buffer);
+            line.vi.post_send(control.iter().fold(message, |message, key| message.control(key))).unwrap();
+            line.sent();
+        }
+        assert_eq!(line.end().0, Failure::PeerClosed);
+        let taken = rustix::fs::fstat(region.descriptor().unwrap()).unwrap().st_blocks;
+        assert_eq!(taken, 0, "blocks that were taken for what nobody wrote");
+    });
+    if !is_root("a sender of another user") {
+        return;
+    }
+    let nic = nic(&stage);
+    let listener = nic.listen_with(&address(&stage), Allow::Everyone).unwrap();
+    let nobody = stage.start_as("nobody", NOBODY);
+    let mut line = Line::accept(&listener);
+    line.vi.post_recv(Receive::new(0).in_place()).unwrap();
+    let payload = line.received().into_in_place().unwrap();
+    assert_eq!((payload.len(), payload.byte(BYTES - 1)), (BYTES, 0));
+    let mut part = vec![1; BYTES / 2];
+    payload.copy_to(5, &mut part);
+    assert!(part.iter().all(|byte| *byte == 0));
+    drop(payload);
+    for _ in 0..2 {
+        line.vi.post_recv(Receive::new(0).into(buffer_of(&nic, &vec![1; BYTES]))).unwrap();
+        let done = line.received();
+        let key = RemoteKey::from_bytes(&done.control);
+        assert!(done.into_buffer().unwrap().iter().all(|byte| *byte == 0));
+        let Some(key) = key else { continue };
+        line.vi.rdma_read(RdmaRead::new(1, key, 3, buffer_of(&nic, &vec![1; BYTES]))).unwrap();
+        assert!(line.next(Operation::RdmaRead).into_buffer().unwrap().iter().all(|byte| *byte == 0));
+    }
+    line.vi.disconnect(PATIENCE).unwrap();
+    nobody.finish();
 }
 
 #[test]
