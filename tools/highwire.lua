@@ -32,8 +32,8 @@ local OFFER = 24
 local CONTROL_MAX = 128
 local RANGES_MAX, CREDITS_MAX, LISTS_MAX = 32, 64, 15
 
-local KINDS = { "Hello", "Welcome", "Data", "Ack", "Probe", "Close", "Fast" }
-local KIND = { HELLO = 1, WELCOME = 2, DATA = 3, ACK = 4, PROBE = 5, CLOSE = 6, FAST = 7 }
+local KINDS = { "Hello", "Welcome", "Data", "Ack", "Probe", "Close", "Fast", "Renew" }
+local KIND = { HELLO = 1, WELCOME = 2, DATA = 3, ACK = 4, PROBE = 5, CLOSE = 6, FAST = 7, RENEW = 8 }
 local WORDS = { "request", "grant", "refusal", "done" }
 local WORD = { REQUEST = 1, GRANT = 2, REFUSAL = 3, DONE = 4 }
 local NEVER = 0xffffffff
@@ -71,6 +71,7 @@ local f = {
     offset = ProtoField.uint32("highwire.offset", "Offset in the message", base.UNIT_STRING, BYTES),
     length = ProtoField.uint16("highwire.length", "Length", base.UNIT_STRING, BYTES),
     control_length = ProtoField.uint8("highwire.control_length", "Control bytes", base.UNIT_STRING, BYTES),
+    epoch = ProtoField.uint8("highwire.epoch", "Epoch: handshakes since the first"),
     settled = ProtoField.uint64("highwire.settled", "Settled: nothing below this number is awaited"),
     reserved = ProtoField.bytes("highwire.reserved", "Reserved"),
     ack = ProtoField.uint64("highwire.ack", "Acknowledged", base.HEX),
@@ -254,8 +255,7 @@ local function add_header(tree, tvb, kind, flags)
     end
     local control = tree:add(f.control_length, tvb(30, 1))
     if tvb(30, 1):uint() > CONTROL_MAX then malformed(control, "More than 128 control bytes") end
-    local reserved = tree:add(f.reserved, tvb(31, 1))
-    if tvb(31, 1):uint() ~= 0 then malformed(reserved, "Byte 31 is not 0: packets like it are dropped") end
+    tree:add(f.epoch, tvb(31, 1))
     add_ack(tree, tvb)
     tree:add_le(f.credit, tvb(40, 4))
     tree:add_le(f.receive, tvb(44, 4))
@@ -294,7 +294,7 @@ local function add_offer(tree, tvb, at)
     if not range or range:len() < OFFER then return "" end
     local offer = tree:add(f.offer, range)
     local version = offer:add(f.offer_version, tvb(at, 1))
-    if tvb(at, 1):uint() ~= 1 then malformed(version, "An offer of another version is refused") end
+    if tvb(at, 1):uint() ~= 2 then malformed(version, "An offer of another version is refused") end
     offer:add(f.reserved, tvb(at + 1, 3))
     local session = offer:add_le(f.offer_session, tvb(at + 4, 4))
     if tvb(at + 4, 4):le_uint() == 0 then malformed(session, "No session has the number 0") end

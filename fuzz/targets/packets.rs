@@ -239,7 +239,8 @@ impl Scene {
     fn go_on(&mut self, from: u8, which: u8, kind: u8, changes: &Changes) {
         let Some(which) = usize::from(which).checked_rem(self.members.len()) else { return };
         let (established, number) = &mut self.members[which];
-        let mut header = Header::new([Kind::Probe, Kind::Ack, Kind::Close, Kind::Fast][usize::from(kind) % 4]);
+        let mut header =
+            Header::new([Kind::Probe, Kind::Ack, Kind::Close, Kind::Fast, Kind::Renew][usize::from(kind) % 5]);
         // What a word about a list says.
         (header.offset, header.list) = (u32::from(kind) / 4 % 8, kind / 32);
         (header.session, header.number) = (established.peer.session, *number);
@@ -262,7 +263,8 @@ fn address(port: u8) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 1000 + u16::from(port % 4)))
 }
 
-const KINDS: [Kind; 7] = [Kind::Hello, Kind::Welcome, Kind::Data, Kind::Ack, Kind::Probe, Kind::Close, Kind::Fast];
+const KINDS: [Kind; 8] =
+    [Kind::Hello, Kind::Welcome, Kind::Data, Kind::Ack, Kind::Probe, Kind::Close, Kind::Fast, Kind::Renew];
 /// More callers than the listener keeps half open.
 const CALLERS: u64 = 6;
 const ANSWERS_MAX: usize = 1000;

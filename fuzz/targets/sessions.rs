@@ -216,7 +216,8 @@ impl World {
         };
         let side = |number: u32, peer: u32| {
             let peer = Offer { session: peer, message_bytes_max: 4096, death_ms: 10_000, incarnation: 1 };
-            let established = Established { sealing: Sealing::checksummed(), peer, fingerprint: None };
+            let (sealing, fingerprint, calls) = (Sealing::checksummed(), None, number == 1);
+            let established = Established { sealing, peer, fingerprint, calls };
             Side::new(established, number, config.clone(), Duration::ZERO)
         };
         let mut world = World {
@@ -419,7 +420,7 @@ impl World {
     fn lie(&mut self, to: usize, lie: &Lie, time: u32, flies: bool) {
         self.lies += 1;
         let payload = lie.payload.make(to as u32 * 10);
-        let kinds = [Kind::Data, Kind::Ack, Kind::Probe, Kind::Close, Kind::Fast];
+        let kinds = [Kind::Data, Kind::Ack, Kind::Probe, Kind::Close, Kind::Fast, Kind::Renew];
         let mut header = Header::new(kinds[usize::from(lie.kind) % kinds.len()]);
         for flag in FLAGS {
             header.flags = if lie.flags & flag.bits() != 0 { header.flags.with(flag) } else { header.flags };

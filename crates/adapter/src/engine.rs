@@ -80,6 +80,11 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
         self.endpoint.set_keys(now, keys, &mut *self.entropy);
     }
 
+    /// This machine or process was put back to an earlier state: see [`Endpoint::forget_past`].
+    pub fn forget_past(&mut self, now: Duration) {
+        self.endpoint.forget_past(now, &mut *self.entropy);
+    }
+
     /// Does what can be done now: sends what waits, takes in what has come, lets timers run, answers. True
     /// if a packet moved: then there may be more to do.
     pub fn turn(&mut self, now: Duration) -> Result<bool, ReceiveError> {
@@ -98,7 +103,7 @@ impl<L: Link, S: Source, T: Sink> Engine<L, S, T> {
     pub fn run_timers(&mut self, now: Duration) -> bool {
         let due = self.endpoint.poll_timeout().is_some_and(|at| at <= now);
         if due {
-            self.endpoint.handle_timeout(now);
+            self.endpoint.handle_timeout(now, &mut *self.entropy);
             self.note_lists();
         }
         due

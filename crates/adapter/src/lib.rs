@@ -19,6 +19,7 @@ mod note;
 mod owner;
 mod port;
 mod remote;
+mod restore;
 mod simulation;
 mod switchboard;
 mod udp;

@@ -11,6 +11,7 @@
 //!           while a caller rests, that one looks after everything, and wakes the thread when it leaves
 //! ```
 
+use crate::restore::RestoreWatch;
 use crate::switchboard::{Found, Key, Standing, Switchboard};
 use highwire_mem::Granted;
 use highwire_mem::work::{Carrier, Dispatch, Done, Landings, Line, Place, Terms, WireError, Work};
@@ -557,16 +558,24 @@ impl Port {
 
     /// The thread.
     fn run(&self) {
+        let mut watch = RestoreWatch::begin();
+        let mut notified = false;
         let mut seen = 0;
         let mut leaving: Option<Instant> = None;
         loop {
+            if watch.was_restored(std::mem::take(&mut notified)) {
+                let mut board = self.board();
+                board.engine().forget_past(self.now());
+                board.send(self.now());
+                self.finish(board);
+            }
             let turns = self.turns.load(SeqCst);
             let attended = self.resting.load(SeqCst) || std::mem::replace(&mut seen, turns) != turns;
             if self.driver == Driver::Caller && self.away.load(SeqCst) == 0 && attended && leaving.is_none() {
                 self.relies.store(true, SeqCst);
                 let rests = self.resting.load(SeqCst);
                 self.relies.store(rests, SeqCst);
-                self.sleep(false, if rests { Duration::MAX } else { self.now() + NAP });
+                notified = self.sleep(&watch, false, if rests { Duration::MAX } else { self.now() + NAP });
                 self.relies.store(false, SeqCst);
                 continue;
             }
@@ -585,28 +594,31 @@ impl Port {
             if !moved {
                 let deadline = Duration::from_micros(self.deadline.load(SeqCst));
                 let latest = if leaving.is_some() { self.now() + GOODBYE / 10 } else { Duration::MAX };
-                self.sleep(true, deadline.min(latest));
+                notified = self.sleep(&watch, true, deadline.min(latest));
             }
         }
     }
 
-    /// The thread sleeps until its bell rings, the time has come, or, if it attends, the socket has
-    /// something.
-    fn sleep(&self, attends: bool, until: Duration) {
+    /// The thread sleeps until its bell rings, the time has come, or, if it attends, the socket has something. True if
+    /// `watch` has.
+    fn sleep(&self, watch: &RestoreWatch, attends: bool, until: Duration) -> bool {
         if !attends {
-            await_bell(&self.bell, [], until.saturating_sub(self.now()));
-            return;
+            let events = watch.events().map(|events| (EVENTS, PollFd::from_borrowed_fd(events, PollFlags::IN)));
+            return await_bell(&self.bell, events, until.saturating_sub(self.now())) != 0;
         }
+        let mut notified = false;
         self.sleeps_until.store(until.as_micros().clamp(1, u128::from(u64::MAX)) as u64, SeqCst);
         // Whoever posted or set an earlier deadline before that has not rung the bell.
         let earlier = Duration::from_micros(self.deadline.load(SeqCst)) < until;
         if !earlier && !self.has_work() {
-            self.await_socket(&self.bell, until.saturating_sub(self.now()));
+            notified = self.await_socket(&self.bell, watch.events(), until.saturating_sub(self.now()));
         }
         self.sleeps_until.store(0, SeqCst);
+        notified
     }
 
-    fn await_socket(&self, bell: &OwnedFd, left: Duration) {
+    /// True if `events` are readable.
+    fn await_socket(&self, bell: &OwnedFd, events: Option<BorrowedFd<'_>>, left: Duration) -> bool {
         let full = if self.held_up.load(SeqCst) { PollFlags::OUT } else { PollFlags::empty() };
         let sockets = lock(&self.sockets).clone();
         // Only the one that was full: others may have room all the time.
@@ -615,10 +627,13 @@ impl Port {
             let room = if *index == full_one { full } else { PollFlags::empty() };
             (*index, PollFd::new(socket, PollFlags::IN | room))
         });
-        let readable = await_bell(bell, sockets, left);
-        if readable != 0 {
-            self.readable.fetch_or(readable, Relaxed);
+        let events = events.map(|events| (EVENTS, PollFd::from_borrowed_fd(events, PollFlags::IN)));
+        let readable = await_bell(bell, sockets.chain(events), left);
+        let notified = readable & 1 << EVENTS;
+        if readable != notified {
+            self.readable.fetch_or(readable & !notified, Relaxed);
         }
+        notified != 0
     }
 
     /// Tells the link what a sleeper has found.
@@ -693,7 +708,7 @@ impl Carrier for Carriage {
             port.rests_until.store(until, SeqCst);
             // Whoever posted or set an earlier deadline before that has not rung the bell.
             if port.deadline.load(SeqCst) >= until && !port.has_work() {
-                port.await_socket(&port.rest_bell, Duration::from_micros(until).saturating_sub(now));
+                port.await_socket(&port.rest_bell, None, Duration::from_micros(until).saturating_sub(now));
             }
             port.rests_until.store(0, SeqCst);
         }
@@ -778,6 +793,8 @@ fn await_bell<'a>(bell: &'a OwnedFd, others: impl IntoIterator<Item = (usize, Po
     others.fold(0, |bits, (number, descriptor)| bits | usize::from(readable(descriptor)) << number)
 }
 
+/// The number of what a [`RestoreWatch`] listens to, beyond those of a link's sockets.
+const EVENTS: usize = usize::BITS as usize - 1;
 /// How long the thread leaves a board alone that a caller has turned.
 const NAP: Duration = Duration::from_millis(10);
 /// How long timers wait, at most, while the link is full.

@@ -1140,6 +1140,7 @@ fn fault(ending: Ending, closed: Fault) -> Fault {
         Ending::KeysUsedUp => Fault::KeysUsedUp,
         Ending::NotSealed => Fault::NotSealed,
         Ending::KeyRemoved => Fault::KeyRemoved,
+        Ending::Restored => Fault::Restored,
         // It had no line yet.
         Ending::PeerFull => Fault::PeerClosed,
         Ending::ViClosed => closed,

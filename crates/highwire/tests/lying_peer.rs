@@ -391,7 +391,7 @@ const LIES: &[(&str, After, Lie)] = &[
     }),
     ("sends packets of every size", After::GoesOn, |liar, ends| {
         for bytes in [0, 1, 7, 8, 1_400, 9_000, 60_000, 65_443] {
-            for kind in [Kind::Data, Kind::Ack, Kind::Probe, Kind::Fast] {
+            for kind in [Kind::Data, Kind::Ack, Kind::Probe, Kind::Fast, Kind::Renew] {
                 let header = Header { message: 2, receive: 2, vi: ends.theirs, control: 128, ..Header::new(kind) };
                 liar.say(header, &vec![1; bytes]);
                 liar.say(Header { flags: HeaderFlags::FIRST, ..header }, &vec![1; bytes]);
@@ -415,6 +415,13 @@ const LIES: &[(&str, After, Lie)] = &[
                         liar.say(Header { vi, message, offset, list, ..Header::new(kind) }, &[]);
                     }
                 }
+            }
+        }
+    }),
+    ("asks for fresh keys as never agreed, and answers what nobody asked", After::GoesOn, |liar, _| {
+        for word in [0, 1, 2, 3, u32::MAX] {
+            for bytes in [0, 47, 48, 49, 1_000] {
+                liar.say(Header { offset: word, ..Header::new(Kind::Renew) }, &vec![9; bytes]);
             }
         }
     }),

@@ -201,6 +201,8 @@ pub enum Fault {
     NotSealed,
     /// The key of the session is not accepted any more, here or by the peer.
     KeyRemoved,
+    /// This machine or process was put back to an earlier state.
+    Restored,
     /// The message does not fit its place, and was dropped.
     TooLong {
         /// Bytes of the message.

@@ -316,14 +316,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         let outdated = |greeting: &Greeting| !self.keys.accept(greeting.initiator.fingerprint());
         let outdated: Vec<u32> =
             self.greetings.iter().filter(|(_, greeting)| outdated(greeting)).map(|(number, _)| *number).collect();
-        for number in outdated {
-            let (offer, greeting) = (self.offer(number), self.greetings.get_mut(&number));
-            if let Some(greeting) = greeting
-                && let Ok(again) = Greeting::new(&self.keys, offer, greeting.to, now, entropy)
-            {
-                *greeting = Greeting { began: greeting.began, ..again };
-            }
-        }
+        self.begin_anew(now, outdated, entropy);
     }
 
     /// Ends the sessions that were not established under a listed key; how many. Their peers are told, and what was
@@ -340,6 +333,32 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         }
         self.release_ended();
         ended
+    }
+
+    /// This machine or process was put back to an earlier state: sessions end without a further packet, and handshakes
+    /// under way begin anew, since what was drawn and sealed before may be known [W-105].
+    pub fn forget_past(&mut self, now: Duration, entropy: &mut dyn Entropy) {
+        self.stir();
+        let mut incarnation = [0; 8];
+        entropy.fill(&mut incarnation);
+        self.incarnation = u64::from_le_bytes(incarnation);
+        self.half_open.clear();
+        self.sessions.values_mut().for_each(|open| open.session.end_restored());
+        self.release_ended();
+        let greetings: Vec<u32> = self.greetings.keys().copied().collect();
+        self.begin_anew(now, greetings, entropy);
+    }
+
+    /// Begins handshakes again with what is drawn anew, and the present key.
+    fn begin_anew(&mut self, now: Duration, greetings: Vec<u32>, entropy: &mut dyn Entropy) {
+        for number in greetings {
+            let (offer, greeting) = (self.offer(number), self.greetings.get_mut(&number));
+            if let Some(greeting) = greeting
+                && let Ok(again) = Greeting::new(&self.keys, offer, greeting.to, now, entropy)
+            {
+                *greeting = Greeting { began: greeting.began, ..again };
+            }
+        }
     }
 
     /// The sessions that are there, in no order.
@@ -471,7 +490,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         match header.kind {
             Kind::Hello => self.handle_hello(now, from, packet, entropy),
             Kind::Welcome => self.handle_welcome(now, from, header.session, packet),
-            _ => self.handle_sealed(now, from, header, packet),
+            _ => self.handle_sealed(now, from, header, packet, entropy),
         }
     }
 
@@ -529,7 +548,14 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         }
     }
 
-    fn handle_sealed(&mut self, now: Duration, from: SocketAddr, header: Header, packet: &[u8]) {
+    fn handle_sealed(
+        &mut self,
+        now: Duration,
+        from: SocketAddr,
+        header: Header,
+        packet: &[u8],
+        entropy: &mut dyn Entropy,
+    ) {
         let number = header.session;
         if let Some(open) = self.sessions.get_mut(&number) {
             if !may_come_from(&open.session, open.peer, from) {
@@ -538,6 +564,9 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
             }
             self.last = number;
             let taken = open.session.handle_parsed(now, header, packet);
+            if header.kind == Kind::Renew {
+                open.session.answer_renewal(now, &self.keys, entropy);
+            }
             match taken {
                 // It is authentic and newer than all before, so its sender is where it came from [W-60].
                 Ok(()) if open.session.heard_newest() => {
@@ -738,7 +767,7 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
     }
 
     /// Time has passed.
-    pub fn handle_timeout(&mut self, now: Duration) {
+    pub fn handle_timeout(&mut self, now: Duration, entropy: &mut dyn Entropy) {
         self.stir();
         self.forget_stale(now);
         let mut failed = Vec::new();
@@ -763,6 +792,12 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         for open in self.sessions.values_mut() {
             if open.session.poll_timeout().is_some_and(|at| at <= now) {
                 open.session.handle_timeout(now);
+                // Without a key to call with it is not asked, and ends when it is overdue.
+                if open.session.wants_renewal()
+                    && let Some(key) = self.keys.to_call_with()
+                {
+                    open.session.renew(key, entropy);
+                }
             }
         }
         if self.admission.granted() != 0 {

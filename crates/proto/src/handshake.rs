@@ -22,7 +22,7 @@ use crate::entropy::Entropy;
 use crate::header::{Header, HeaderFlags, Kind, Malformed, TAG_AT};
 use crate::key::{ClusterKey, Fingerprint, KEY_BYTES, Keys};
 use crate::noise::{self, NOISE_TAG_BYTES, PUBLIC_BYTES, Role};
-use crate::seal::{SECRET_BYTES, Sealing, Secret, checksum, expand};
+use crate::seal::{Renewed, SECRET_BYTES, Sealing, Secret, checksum, expand};
 use aws_lc_rs::hkdf;
 use snow::HandshakeState;
 use std::fmt;
@@ -51,6 +51,8 @@ pub struct Established {
     pub peer: Offer,
     /// Which key was used; none without keys.
     pub fingerprint: Option<Fingerprint>,
+    /// Whether this end called.
+    pub calls: bool,
 }
 
 /// Why a hello or a welcome was not accepted.
@@ -175,14 +177,14 @@ impl Initiator {
                 noise.read_message(message, &mut offer).map_err(|_| HandshakeError::NotAuthentic)?;
                 let peer = Offer::decode(&offer)?;
                 let sealing = sealing_of(&mut noise, Role::Initiator);
-                Ok(Established { sealing, peer, fingerprint: Some(pending.fingerprint) })
+                Ok(Established { sealing, peer, fingerprint: Some(pending.fingerprint), calls: true })
             }
             Pending::Plain { challenge } => {
                 let (echo, peer) = read_plain(packet, message)?;
                 if echo != *challenge {
                     return Err(HandshakeError::WrongChallenge);
                 }
-                Ok(Established { sealing: Sealing::checksummed(), peer, fingerprint: None })
+                Ok(Established { sealing: Sealing::checksummed(), peer, fingerprint: None, calls: true })
             }
         }
     }
@@ -210,7 +212,7 @@ pub fn respond(
     if keys.is_insecure() {
         let (challenge, peer) = read_plain(packet, message)?;
         let welcome = plain_packet(Kind::Welcome, peer.session, &challenge, &offer);
-        return Ok((Established { sealing: Sealing::checksummed(), peer, fingerprint: None }, welcome));
+        return Ok((Established { sealing: Sealing::checksummed(), peer, fingerprint: None, calls: false }, welcome));
     }
     // One draw for whichever key fits: only one of the handshakes gets as far as using it.
     let mut ephemeral = Zeroizing::new([0; KEY_BYTES]);
@@ -227,7 +229,7 @@ pub fn respond(
         noise.write_message(&offer.encode(), &mut answer).map_err(|_| HandshakeError::NotAuthentic)?;
         let welcome = sealed_packet(Kind::Welcome, peer.session, &answer);
         let sealing = sealing_of(&mut noise, Role::Responder);
-        return Ok((Established { sealing, peer, fingerprint: Some(key.fingerprint()) }, welcome));
+        return Ok((Established { sealing, peer, fingerprint: Some(key.fingerprint()), calls: false }, welcome));
     }
     Err(HandshakeError::NotAuthentic)
 }
@@ -237,7 +239,7 @@ pub const HELLO_BYTES: usize = 1200;
 
 impl Offer {
     /// ```text
-    /// 0  version u8 = 1 | 1 reserved [u8; 3] = 0 | 4 session u32 | 8 message_bytes_max u32
+    /// 0  version u8 = 2 | 1 reserved [u8; 3] = 0 | 4 session u32 | 8 message_bytes_max u32
     /// 12 death_ms u32   | 16 incarnation u64
     /// ```
     fn encode(&self) -> [u8; OFFER_BYTES] {
@@ -381,8 +383,14 @@ fn prologue() -> [u8; PROLOGUE_DOMAIN.len() + TAG_AT] {
     prologue
 }
 
-/// The keys of both directions from a finished handshake [W-14].
+/// The keys of both directions from a finished handshake.
 fn sealing_of(noise: &mut HandshakeState, role: Role) -> Sealing {
+    let Renewed { sending, receiving } = secrets_of(noise, role);
+    Sealing::sealed(sending, receiving)
+}
+
+/// The secrets of both directions from a finished handshake [W-14].
+pub(crate) fn secrets_of(noise: &mut HandshakeState, role: Role) -> Renewed {
     let (mut first, mut second) = noise.dangerously_get_raw_split();
     let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, noise.get_handshake_hash());
     let secret = |split: &[u8; SECRET_BYTES], label| Secret::new(expand(&salt.extract(split), label));
@@ -391,12 +399,12 @@ fn sealing_of(noise: &mut HandshakeState, role: Role) -> Sealing {
     first.zeroize();
     second.zeroize();
     match role {
-        Role::Initiator => Sealing::sealed(from_initiator, from_responder),
-        Role::Responder => Sealing::sealed(from_responder, from_initiator),
+        Role::Initiator => Renewed { sending: from_initiator, receiving: from_responder },
+        Role::Responder => Renewed { sending: from_responder, receiving: from_initiator },
     }
 }
 
-const OFFER_VERSION: u8 = 1;
+const OFFER_VERSION: u8 = 2;
 const OFFER_BYTES: usize = 24;
 /// As long as a public key, in whose place it stands in the plain form.
 const CHALLENGE_BYTES: usize = PUBLIC_BYTES;
@@ -409,4 +417,4 @@ const RESPONDER_LABEL: &[u8] = b"highwire responder 1";
 const _: () = assert!(Header::BYTES + NOISE_MESSAGE_BYTES <= HELLO_BYTES);
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

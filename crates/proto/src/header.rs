@@ -4,7 +4,7 @@
 //!  0  version   u8   1                   | 24  offset     u32  of the payload in the message
 //!  1  kind      u8                       | 28  length     u16  payload bytes
 //!  2  flags     u8                       | 30  control    u8   control bytes, 0..=128
-//!  3  list      u8   receive list        | 31  reserved   u8   0
+//!  3  list      u8   receive list        | 31  epoch      u8   handshakes since the first
 //!  4  session   u32  receiver's number   | 32  ack        u64  end of the latest run received, and its length
 //!  8  number    u64  packet number       | 40  credit     u32  receives that the sender has posted
 //! 16  vi        u32  receiver's VI       | 44  receive    u32  which receive the message fills
@@ -34,6 +34,8 @@ pub enum Kind {
     Close = 6,
     /// Asks for a receive list, grants or refuses one, or gives it back.
     Fast = 7,
+    /// Carries a message of a fresh handshake in a session that goes on.
+    Renew = 8,
 }
 
 impl Kind {
@@ -46,6 +48,7 @@ impl Kind {
             5 => Ok(Kind::Probe),
             6 => Ok(Kind::Close),
             7 => Ok(Kind::Fast),
+            8 => Ok(Kind::Renew),
             _ => Err(Malformed::UnknownKind { kind }),
         }
     }
@@ -121,6 +124,9 @@ pub struct Header {
     pub length: u16,
     /// Control bytes in the first packet of a message, at most [`CONTROL_BYTES_MAX`].
     pub control: u8,
+    /// How many handshakes followed the session's first, modulo 256: whose keys sealed the packet. Set by
+    /// [`crate::Sealing`].
+    pub epoch: u8,
     /// The latest run of packets that was received: the number after its last in the upper 48 bits, how
     /// many there are in the lower 16.
     pub ack: u64,
@@ -156,12 +162,6 @@ pub enum Malformed {
     UnknownFlags {
         /// The flags as received.
         flags: u8,
-    },
-    /// The reserved byte is used.
-    #[error("the reserved byte is {reserved}, not 0")]
-    ReservedNotZero {
-        /// The byte as received.
-        reserved: u8,
     },
     /// More control bytes than a message can have.
     #[error("{control} control bytes are more than {CONTROL_BYTES_MAX}")]
@@ -205,6 +205,7 @@ impl Header {
             offset: 0,
             length: 0,
             control: 0,
+            epoch: 0,
             ack: 0,
             credit: 0,
             receive: 0,
@@ -243,9 +244,6 @@ impl Header {
         if fixed[2] & !HeaderFlags::KNOWN != 0 {
             return Err(Malformed::UnknownFlags { flags: fixed[2] });
         }
-        if fixed[31] != 0 {
-            return Err(Malformed::ReservedNotZero { reserved: fixed[31] });
-        }
         let header = Header {
             kind,
             flags: HeaderFlags(fixed[2]),
@@ -257,6 +255,7 @@ impl Header {
             offset: word32(fixed, 24),
             length: u16::from_le_bytes([fixed[Header::LENGTH_AT], fixed[Header::LENGTH_AT + 1]]),
             control: fixed[30],
+            epoch: fixed[EPOCH_AT],
             ack: word64(fixed, 32),
             credit: word32(fixed, 40),
             receive: word32(fixed, 44),
@@ -285,7 +284,7 @@ impl Header {
         fixed[24..28].copy_from_slice(&self.offset.to_le_bytes());
         fixed[Header::LENGTH_AT..][..2].copy_from_slice(&self.length.to_le_bytes());
         fixed[30] = self.control;
-        fixed[31] = 0;
+        fixed[EPOCH_AT] = self.epoch;
         fixed[32..40].copy_from_slice(&self.ack.to_le_bytes());
         fixed[40..44].copy_from_slice(&self.credit.to_le_bytes());
         fixed[44..48].copy_from_slice(&self.receive.to_le_bytes());
@@ -305,6 +304,7 @@ pub(crate) const NUMBERS: u64 = 1 << 48;
 pub(crate) const TAG_AT: usize = 48;
 pub(crate) const TAG_BYTES: usize = 16;
 pub(crate) const FLAGS_AT: usize = 2;
+pub(crate) const EPOCH_AT: usize = 31;
 
 const _: () = assert!(TAG_AT + TAG_BYTES == Header::BYTES);
 

@@ -48,6 +48,7 @@ mod ledger;
 mod message;
 mod noise;
 mod ranges;
+mod renewal;
 mod replay;
 mod rtt;
 mod seal;

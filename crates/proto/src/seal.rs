@@ -15,8 +15,18 @@
 //!
 //! The sender never gets two keys ahead of the receiver, since the acknowledgement of a packet
 //! under key n shows that the receiver holds key n+1 [W-18].
+//!
+//! A fresh handshake begins new chains. The next key is then the first of the new chain rather than the next of the old
+//! one, and packets say so by their epoch [W-104]:
+//!
+//! ```text
+//! the end that asked                            the end that answered
+//!   `renew`, with the answer at hand              `renew`, the answer on its way
+//!   new key -- packets, epoch e+1 ----------->    a packet under the new chain verifies:
+//!        <---------- packets, epoch e+1 -------   its own packets change too
+//! ```
 
-use crate::header::{FLAGS_AT, Header, HeaderFlags, Malformed, TAG_AT, TAG_BYTES, word64};
+use crate::header::{EPOCH_AT, FLAGS_AT, Header, HeaderFlags, Malformed, TAG_AT, TAG_BYTES, word64};
 use crate::replay::ReplayWindow;
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use aws_lc_rs::hkdf;
@@ -159,7 +169,7 @@ impl Sealing {
             Form::Sealed(directions) => {
                 let sender = &mut directions.sender;
                 let phase = sender.prepare(number)?;
-                head.mark(phase);
+                head.mark(phase, sender.epoch);
                 let (nonce, aad) = (sender.key.nonce(number), Aad::from(&*head.authenticated));
                 sender
                     .key
@@ -189,7 +199,7 @@ impl Sealing {
             Form::Sealed(directions) => {
                 let sender = &mut directions.sender;
                 let phase = sender.prepare(number)?;
-                head.mark(phase);
+                head.mark(phase, sender.epoch);
                 let (nonce, aad) = (sender.key.nonce(number), Aad::from(&*head.authenticated));
                 sender
                     .key
@@ -245,7 +255,7 @@ impl Sealing {
     pub(crate) fn verify_apart(&self, header: &Header, head: &[u8], rest: &[u8]) -> bool {
         let (fixed, begin) = head.split_at(Header::BYTES);
         let sum = || checksum_tag(crc32c([&fixed[..TAG_AT], begin, rest]));
-        !self.is_sealed() && !header.flags.has(HeaderFlags::SEALED) && fixed[TAG_AT..] == sum()
+        !self.is_sealed() && !says_sealed(header) && fixed[TAG_AT..] == sum()
     }
 
     /// The same within the packet's own buffer: afterwards the payload is `packet[64..]`. When the
@@ -285,6 +295,32 @@ impl Sealing {
         if let Form::Sealed(directions) = &mut self.form {
             directions.sender.tick();
             directions.receiver.tick();
+        }
+    }
+
+    /// Takes the keys of a fresh handshake [W-103]. `known` says that the peer has them already, so that the next packet
+    /// is sealed with them, if the peer has acknowledged the last change; otherwise the first packet of the peer's that is
+    /// shows it.
+    pub(crate) fn renew(&mut self, keys: Renewed, known: bool) {
+        if let Form::Sealed(directions) = &mut self.form {
+            let Renewed { sending, receiving } = keys;
+            directions.sender.renew(sending, known);
+            let mut chain = Chain { secret: receiving };
+            directions.receiver.fresh = Some((chain.advance(), chain));
+        }
+    }
+
+    /// Whether keys of a fresh handshake wait for the peer's first packet under them.
+    pub(crate) fn is_renewing(&self) -> bool {
+        matches!(&self.form, Form::Sealed(directions) if directions.receiver.fresh.is_some())
+    }
+
+    /// Of what is sealed and of what is opened.
+    #[cfg(test)]
+    pub(crate) fn epochs(&self) -> (u8, u8) {
+        match &self.form {
+            Form::Checksummed => (0, 0),
+            Form::Sealed(directions) => (directions.sender.epoch, directions.receiver.epoch),
         }
     }
 
@@ -333,7 +369,7 @@ impl Sealing {
         let number = header.number;
         let sealed = header.flags.has(HeaderFlags::SEALED);
         let result = match &mut self.form {
-            Form::Checksummed if sealed => Err(OpenError::Sealed { number }),
+            Form::Checksummed if says_sealed(header) => Err(OpenError::Sealed { number }),
             Form::Checksummed => match checksum(head, payload.bytes()) == tag {
                 true => {
                     payload.copy();
@@ -343,7 +379,13 @@ impl Sealing {
             },
             // Not even a checksum is looked at: otherwise anybody could speak [W-22].
             Form::Sealed(_) if !sealed => Err(OpenError::Plain { number }),
-            Form::Sealed(directions) => directions.receiver.open(header, head, tag, payload),
+            Form::Sealed(directions) => {
+                let opened = directions.receiver.open(header, head, tag, payload);
+                if directions.receiver.epoch != directions.sender.epoch {
+                    directions.sender.peer_has_fresh();
+                }
+                opened
+            }
         };
         self.forged += u64::from(matches!(result, Err(OpenError::Forged { .. })));
         result
@@ -359,6 +401,17 @@ impl fmt::Debug for Sealing {
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }
+}
+
+/// What only sealed packets say. A checksum covers it, but keeps nobody from saying it.
+fn says_sealed(header: &Header) -> bool {
+    header.flags.has(HeaderFlags::SEALED) || header.epoch != 0
+}
+
+/// The secrets of both directions from a fresh handshake.
+pub(crate) struct Renewed {
+    pub(crate) sending: Secret,
+    pub(crate) receiving: Secret,
 }
 
 /// The secret of one direction at one place of its chain.
@@ -457,6 +510,10 @@ struct Sender {
     change_at: u64,
     /// Ticks since it is used.
     ticks: u32,
+    /// Handshakes since the first, modulo 256.
+    epoch: u8,
+    /// Of a fresh handshake, and whether the receiver is known to have it.
+    fresh: Option<(Chain, bool)>,
 }
 
 impl Sender {
@@ -475,6 +532,18 @@ impl Sender {
             limits,
             change_at: limits.change_after,
             ticks: 0,
+            epoch: 0,
+            fresh: None,
+        }
+    }
+
+    fn renew(&mut self, secret: Secret, known: bool) {
+        self.fresh = Some((Chain { secret }, known));
+    }
+
+    fn peer_has_fresh(&mut self) {
+        if let Some((_, known)) = &mut self.fresh {
+            *known = true;
         }
     }
 
@@ -488,7 +557,11 @@ impl Sender {
 
     /// Makes the key ready for one more packet and counts it; tells the packet's phase.
     fn prepare(&mut self, number: u64) -> Result<bool, SealError> {
-        if self.sealed >= self.change_at && self.may_change {
+        let fresh = matches!(self.fresh, Some((_, true)));
+        if (fresh || self.sealed >= self.change_at) && self.may_change {
+            if fresh && let Some((chain, _)) = self.fresh.take() {
+                (self.chain, self.epoch) = (chain, self.epoch.wrapping_add(1));
+            }
             self.key = self.chain.advance();
             self.place += 1;
             (self.sealed, self.change_at, self.ticks) = (0, self.limits.change_after, 0);
@@ -513,16 +586,21 @@ struct Receiver {
     chain: Chain,
     /// How many keys came before `current`.
     place: u64,
-    /// The lowest number that `current` has opened: what is lower and has the other phase is
-    /// older, what is higher and has the other phase is newer [W-19].
+    /// The lowest number that `current` has opened: what is lower and has the other phase or epoch is
+    /// older, what is higher and has another one is newer [W-19].
     lowest: Option<u64>,
+    /// Handshakes since the first, modulo 256.
+    epoch: u8,
+    /// The first key of a fresh handshake, until a packet comes that is sealed by it, and what follows it.
+    fresh: Option<(PacketKey, Chain)>,
 }
 
 impl Receiver {
     fn new(secret: Secret) -> Receiver {
         let mut chain = Chain { secret };
         let (current, next) = (chain.advance(), chain.advance());
-        Receiver { previous: None, previous_ticks: 0, current, next, chain, place: 0, lowest: None }
+        let (previous, fresh) = (None, None);
+        Receiver { previous, previous_ticks: 0, current, next, chain, place: 0, lowest: None, epoch: 0, fresh }
     }
 
     /// What was sealed with the previous key and has not come for so long was lost.
@@ -536,7 +614,8 @@ impl Receiver {
     fn open(&mut self, header: &Header, head: &[u8], tag: &[u8], payload: Payload<'_>) -> Result<(), OpenError> {
         let number = header.number;
         let forged = Err(OpenError::Forged { number });
-        if header.flags.has(HeaderFlags::PHASE) == is_odd(self.place) {
+        let phase_is_present = header.flags.has(HeaderFlags::PHASE) == is_odd(self.place);
+        if header.epoch == self.epoch && phase_is_present {
             if !self.current.open(number, head, tag, payload) {
                 return forged;
             }
@@ -555,11 +634,20 @@ impl Receiver {
             }
         } else {
             // A flipped bit alone moves nothing: the packet has to verify first [W-17].
-            if !self.next.open(number, head, tag, payload) {
-                return forged;
-            }
-            let following = self.chain.advance();
-            let current = std::mem::replace(&mut self.next, following);
+            let current = if header.epoch == self.epoch {
+                if !self.next.open(number, head, tag, payload) {
+                    return forged;
+                }
+                let following = self.chain.advance();
+                std::mem::replace(&mut self.next, following)
+            } else {
+                let is_next = header.epoch == self.epoch.wrapping_add(1) && !phase_is_present;
+                let verified = |(key, _): &mut (PacketKey, Chain)| is_next && key.open(number, head, tag, payload);
+                let Some((key, chain)) = self.fresh.take_if(verified) else { return forged };
+                (self.chain, self.epoch) = (chain, header.epoch);
+                self.next = self.chain.advance();
+                key
+            };
             (self.previous, self.previous_ticks) = (Some(std::mem::replace(&mut self.current, current)), 0);
             self.place += 1;
             self.lowest = Some(number);
@@ -642,7 +730,8 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    fn mark(&mut self, phase: bool) {
+    fn mark(&mut self, phase: bool, epoch: u8) {
+        self.authenticated[EPOCH_AT] = epoch;
         self.set_flags(HeaderFlags::SEALED.bits() | if phase { HeaderFlags::PHASE.bits() } else { 0 });
     }
 

@@ -15,6 +15,7 @@
 mod acks;
 mod cutting;
 mod landing;
+mod renewal;
 mod size;
 mod speculation;
 
@@ -26,6 +27,7 @@ use crate::key::Fingerprint;
 use crate::ledger::{Cargo, Departure, Ledger, Run};
 use crate::message::{InMessage, Incoming, OutMessage, Outgoing, PREFACE_BYTES_MOST, Places, Preface, Sink, Source};
 use crate::ranges::Ranges;
+use crate::renewal::Renewal;
 use crate::replay::ReplayWindow;
 use crate::rtt::RoundTrip;
 use crate::seal::{KEY_TICK, SealError, Sealing};
@@ -112,6 +114,9 @@ pub enum Ending {
     /// One of both sides no longer accepts the key of the session.
     #[error("the key of the session is not accepted any more: give both sides the present one")]
     KeyRemoved,
+    /// This machine or process was put back to an earlier state.
+    #[error("this machine or process was put back to an earlier state: connect again")]
+    Restored,
     /// The peer has as many sessions as it takes.
     #[error("the peer has as many sessions as it takes: call again when others have ended, or raise its limit")]
     PeerFull,
@@ -514,6 +519,9 @@ pub struct Session<S, T> {
     /// The packet taken last was the highest so far.
     newest: bool,
     fingerprint: Option<Fingerprint>,
+    renewal: Renewal,
+    /// The peer has asked for fresh keys, and the endpoint has not answered.
+    renewal_asked: bool,
     next_send: Duration,
     last_heard: Duration,
     last_sent: Duration,
@@ -546,7 +554,7 @@ pub struct Session<S, T> {
 impl<S: Source, T: Sink> Session<S, T> {
     /// The session that a handshake has established; `number` is this side's number for it.
     pub fn new(established: Established, number: u32, mut config: SessionConfig, now: Duration) -> Session<S, T> {
-        let Established { sealing, peer, fingerprint } = established;
+        let Established { sealing, peer, fingerprint, calls } = established;
         // What would not work is brought to what does.
         config.holes_max = config.holes_max.max(16);
         let search = SizeSearch::new(config.packet_size);
@@ -595,6 +603,8 @@ impl<S: Source, T: Sink> Session<S, T> {
             key_by,
             newest: false,
             fingerprint,
+            renewal: Renewal::new(calls),
+            renewal_asked: false,
             next_send: now,
             last_heard: now,
             last_sent: now,
@@ -641,6 +651,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             || self.state != State::Open
             || !self.asking.is_empty()
             || self.fast.is_due()
+            || self.renewal.is_due()
             || self.has_data()
     }
 
@@ -809,6 +820,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             offset: 0,
             length: (out.len() - begin - Header::BYTES) as u16,
             control: message.control.len() as u8,
+            epoch: 0,
             ack: self.latest_run(),
             credit: state.places.credit(),
             receive: next,
@@ -980,6 +992,10 @@ impl<S: Source, T: Sink> Session<S, T> {
         if self.key_by <= now {
             self.key_by = now + KEY_TICK;
             self.sealing.tick();
+            self.renewal.tick();
+            if self.renewal.is_overdue() {
+                return self.end_for_key(now);
+            }
         }
         if self.ask_by.is_some_and(|by| by <= now) {
             self.ask_for_credit(now);
@@ -1179,6 +1195,10 @@ impl<S: Source, T: Sink> Session<S, T> {
             self.write_fast(now, vi, word, out)?;
             return Some(out.len() - begin);
         }
+        if self.renewal.is_due() {
+            self.write_renewal(now, out)?;
+            return Some(out.len() - begin);
+        }
         if self.can_send_now(now)
             && let Some(packet) = self.write_pulse(now, segments, weave, out)
         {
@@ -1213,7 +1233,8 @@ impl<S: Source, T: Sink> Session<S, T> {
     }
 
     fn has_nothing_to_send(&self) -> bool {
-        let asked = self.acknowledge_now || self.probe_wanted || !self.asking.is_empty() || self.fast.is_due();
+        let asked = self.acknowledge_now || self.probe_wanted || !self.asking.is_empty();
+        let asked = asked || self.fast.is_due() || self.renewal.is_due();
         self.turns.is_empty() && !asked && self.state != State::Closing && self.search.due().is_none()
     }
 
@@ -1390,6 +1411,7 @@ impl<S: Source, T: Sink> Session<S, T> {
         let opened = opened.inspect_err(|_| self.stats.forged += 1)?;
         self.last_run = self.last_run.max(now);
         self.stats.packets_received += 1;
+        self.notice_fresh_keys();
         let taken = match header.kind {
             Kind::Data => self.take_opened(&header, opened, packet),
             Kind::Ack => {
@@ -1404,6 +1426,10 @@ impl<S: Source, T: Sink> Session<S, T> {
                 if let Some(word) = Word::parse(&header) {
                     self.fast.handle(now, header.vi, word, &mut self.stats);
                 }
+                true
+            }
+            Kind::Renew => {
+                self.take_renewal(&header);
                 true
             }
             _ => true,
@@ -1497,6 +1523,12 @@ impl<S: Source, T: Sink> Session<S, T> {
             (self.last_words, self.last_words_wanted) = (word, true);
         }
         self.end(Ending::KeyRemoved);
+    }
+
+    /// Ends it without a further packet: what this side would seal, it may have sealed before.
+    pub(crate) fn end_restored(&mut self) {
+        self.end(Ending::Restored);
+        self.last_words = Vec::new();
     }
 
     /// The word to a caller that there is no room for its session.

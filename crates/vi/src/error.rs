@@ -392,6 +392,10 @@ pub enum Failure {
     /// The key of the session is not accepted any more, here or by the peer.
     #[error("the key of the session is not accepted any more: give both sides the present one, and connect again")]
     KeyRemoved,
+    /// This machine or process was put back to an earlier state, from a snapshot or a checkpoint, where its sessions to
+    /// other hosts cannot go on.
+    #[error("this machine or process was put back to an earlier state, which ends its sessions: connect again")]
+    Restored,
     /// This side disconnected.
     #[error("this side disconnected")]
     Closed,

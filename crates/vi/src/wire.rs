@@ -693,6 +693,7 @@ fn failure(fault: Fault) -> Failure {
         Fault::KeysUsedUp => Failure::KeysUsedUp,
         Fault::NotSealed => Failure::NotSealed,
         Fault::KeyRemoved => Failure::KeyRemoved,
+        Fault::Restored => Failure::Restored,
         Fault::TooLong { message, place } => Failure::TooLong { message, buffer: place },
         Fault::Denied(denial) => Failure::Denied(denial),
     }

@@ -114,7 +114,7 @@ impl World {
                 continue;
             }
             if self.endpoints[index].poll_timeout().is_some_and(|at| at <= self.now) {
-                self.endpoints[index].handle_timeout(self.now);
+                self.endpoints[index].handle_timeout(self.now, &mut self.entropy);
             }
             self.send(index);
             while let Some(event) = self.endpoints[index].poll_event() {

@@ -23,6 +23,8 @@ struct Net {
     events: Vec<Vec<EndpointEvent<Vec<u8>, Vec<u8>>>>,
     /// Packets to be lost, of those sent next.
     lose: usize,
+    /// Packets of this kind are lost.
+    drops: Option<Kind>,
     sent: Vec<usize>,
 }
 
@@ -35,7 +37,7 @@ impl Net {
         };
         let ends: Vec<End> = keys.into_iter().map(make).collect();
         let (events, sent) = (ends.iter().map(|_| Vec::new()).collect(), vec![0; ends.len()]);
-        Net { ends, entropy, now: Duration::ZERO, on_the_way: VecDeque::new(), events, lose: 0, sent }
+        Net { ends, entropy, now: Duration::ZERO, on_the_way: VecDeque::new(), events, lose: 0, drops: None, sent }
     }
 
     fn connect(&mut self, from: usize, to: usize) -> u32 {
@@ -50,6 +52,9 @@ impl Net {
                     self.sent[from] += 1;
                     if self.lose > 0 {
                         self.lose -= 1;
+                        continue;
+                    }
+                    if self.drops.is_some_and(|kind| packet[Header::KIND_AT] == kind as u8) {
                         continue;
                     }
                     let at = self.now + Duration::from_millis(1);
@@ -80,7 +85,7 @@ impl Net {
             }
             for end in &mut self.ends {
                 if end.poll_timeout().is_some_and(|at| at <= self.now) {
-                    end.handle_timeout(self.now);
+                    end.handle_timeout(self.now, &mut self.entropy);
                 }
             }
         }
@@ -447,4 +452,138 @@ fn a_call_that_is_under_way_goes_on_with_the_new_key() {
         net.run(150);
         assert!(net.ends[0].greetings.values().all(|greeting| greeting.hello == hello));
     }
+}
+
+/// Endpoints with these keys, and the numbers of the session between them after a message.
+fn talking(ours: Keys, theirs: Keys) -> (Net, u32, u32) {
+    let mut net = Net::new(vec![(ours, false), (theirs, true)]);
+    let number = net.connect(0, 1);
+    net.run(50);
+    let accepted = net.accepted(1)[0];
+    carry_a_message(&mut net, number, accepted);
+    (net, number, accepted)
+}
+
+const HOUR_MS: u64 = 3_600_000;
+
+fn fingerprints(net: &Net) -> Vec<Option<Fingerprint>> {
+    net.ends.iter().flat_map(End::sessions).map(|session| session.fingerprint).collect()
+}
+
+/// Sends so many messages, one in every so many milliseconds, and sees each arrive once and in order.
+fn keep_talking(net: &mut Net, ours: u32, theirs: u32, messages: u64, every_ms: u64) {
+    for number in 0..messages {
+        let bytes = number.to_le_bytes();
+        let receive = Incoming { token: number, target: Some(vec![0; 8]) };
+        net.ends[1].session(theirs).unwrap().post_receive(1, receive).unwrap();
+        let payload = Some(bytes.to_vec());
+        let message = Outgoing { token: number, control: vec![], immediate: 0, payload_token: None, payload };
+        net.ends[0].session(ours).unwrap().post_send(1, message).unwrap();
+        net.events[1].clear();
+        net.run(every_ms);
+        let arrived = net.events[1].iter().any(|event| {
+            matches!(event, EndpointEvent::Session(_, Event::Received { target: Some(target), status: Ok(()), .. })
+                if target == &bytes)
+        });
+        assert!(arrived, "message {number}: {:?}", net.events[1]);
+    }
+}
+
+#[test]
+fn about_every_hour_a_session_has_fresh_keys_and_goes_on() {
+    for lose_every in [0, 3] {
+        let (mut net, ours, theirs) = talking(Keys::new(key(1)), Keys::new(key(1)));
+        for hour in 1..=3u64 {
+            // Of every few packets around the handshake some are lost.
+            net.run(HOUR_MS - 60_000);
+            for _ in 0..120 {
+                net.lose = if lose_every > 0 && net.now.as_millis() % lose_every == 0 { 2 } else { 0 };
+                keep_talking(&mut net, ours, theirs, 1, 2_000);
+            }
+            for (end, number) in [(0, ours), (1, theirs)] {
+                let session = net.ends[end].session(number).unwrap();
+                assert_eq!((session.ended(), session.epochs()), (None, (hour as u8, hour as u8)), "end {end}");
+                assert_eq!(session.stats().forged, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_that_has_only_a_removed_key_is_out_within_an_hour() {
+    // The listener drops the key that the session runs under: the caller asks with it, and is refused.
+    let (mut net, ..) = talking(Keys::new(key(1)), Keys::new(key(2)).also_accepting(key(1)));
+    let keys = Keys::new(key(2));
+    net.ends[1].set_keys(net.now, keys, &mut net.entropy);
+    net.run(HOUR_MS - 60_000);
+    assert_eq!(fingerprints(&net), [Some(key(1).fingerprint()); 2], "until then it goes on");
+    net.run(120_000);
+    assert_eq!(fingerprints(&net), []);
+    let ended =
+        |event: &EndpointEvent<_, _>| matches!(event, EndpointEvent::Session(_, Event::Ended(Ending::KeyRemoved)));
+    assert!(net.events.iter().all(|events| events.iter().any(ended)), "{:?}", net.events);
+
+    // The caller drops it: the listener cannot answer what is asked with another.
+    let (mut net, ..) = talking(Keys::new(key(1)), Keys::new(key(1)));
+    let keys = Keys::new(key(2));
+    net.ends[0].set_keys(net.now, keys, &mut net.entropy);
+    net.run(HOUR_MS + 60_000);
+    assert_eq!(fingerprints(&net), []);
+    assert!(net.events.iter().all(|events| events.iter().any(ended)), "{:?}", net.events);
+}
+
+#[test]
+fn a_session_takes_the_new_key_within_an_hour_of_its_change() {
+    let (mut net, ours, theirs) = talking(Keys::new(key(1)), Keys::new(key(1)));
+    for end in [1, 0] {
+        let keys = Keys::new(key(2)).also_accepting(key(1));
+        net.ends[end].set_keys(net.now, keys, &mut net.entropy);
+    }
+    net.run(HOUR_MS + 60_000);
+    assert_eq!(fingerprints(&net), [Some(key(2).fingerprint()); 2]);
+    for end in [0, 1] {
+        let keys = Keys::new(key(2));
+        net.ends[end].set_keys(net.now, keys, &mut net.entropy);
+        assert_eq!(net.ends[end].end_old_sessions(net.now), 0);
+    }
+    keep_talking(&mut net, ours, theirs, 3, 20);
+}
+
+#[test]
+fn a_caller_that_never_asks_for_fresh_keys_is_put_out() {
+    let (mut net, ours, theirs) = talking(Keys::new(key(1)), Keys::new(key(1)));
+    // Nothing of the handshake arrives.
+    net.drops = Some(Kind::Renew);
+    net.run(HOUR_MS + 240_000);
+    keep_talking(&mut net, ours, theirs, 3, 20);
+    net.run(90_000);
+    assert_eq!(fingerprints(&net), []);
+}
+
+#[test]
+fn an_end_that_was_put_back_seals_nothing_more_in_its_sessions() {
+    let (mut net, ours, theirs) = talking(Keys::new(key(1)), Keys::new(key(1)));
+    // One more is on its way to a third, which answers late.
+    net.lose = 1;
+    let asking = net.connect(0, 1);
+    net.run(5);
+    let sent = net.sent.clone();
+    let now = net.now;
+    net.ends[0].forget_past(now, &mut net.entropy);
+    net.run(50);
+    let ended = |event: &EndpointEvent<_, _>| matches!(event, EndpointEvent::Session(number, Event::Ended(Ending::Restored)) if *number == ours);
+    assert!(net.events[0].iter().any(ended), "{:?}", net.events[0]);
+    assert!(net.events[0].iter().any(|event| matches!(event, EndpointEvent::Connected(number) if *number == asking)));
+    assert!(net.ends[1].session(theirs).unwrap().ended().is_none(), "the peer is told nothing");
+    assert!(net.sent[0] > sent[0], "the handshake went on");
+    // The peer asks, and gets no answer, until it takes this end for dead.
+    net.run(11_000);
+    assert_eq!(net.ends[1].session(theirs).unwrap().ended(), Some(Ending::Silence(Duration::from_secs(10))));
+}
+
+#[test]
+fn without_a_key_no_handshake_is_repeated() {
+    let (mut net, ours, theirs) = talking(Keys::insecure(), Keys::insecure());
+    net.run(2 * HOUR_MS);
+    keep_talking(&mut net, ours, theirs, 3, 20);
 }

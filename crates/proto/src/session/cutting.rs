@@ -136,6 +136,7 @@ impl<S: Source, T: Sink> Session<S, T> {
             offset: 0,
             length: 0,
             control: 0,
+            epoch: 0,
             ack,
             credit,
             receive: message.receive,

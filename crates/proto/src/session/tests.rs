@@ -73,7 +73,8 @@ fn offer(session: u32) -> Offer {
 }
 
 fn plain(number: u32, peer: u32, config: &SessionConfig) -> Side {
-    let established = Established { sealing: Sealing::checksummed(), peer: offer(peer), fingerprint: None };
+    let established =
+        Established { sealing: Sealing::checksummed(), peer: offer(peer), fingerprint: None, calls: false };
     Session::new(established, number, config.clone(), Duration::ZERO)
 }
 
