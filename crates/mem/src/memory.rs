@@ -72,7 +72,9 @@ impl ReadOnly {
 
     #[inline(always)]
     fn copy_out(&self, at: usize, into: &mut [u8]) {
-        if !self.0.copy_out_around_holes(at, into) {
+        if self.0.may_have_holes() {
+            self.0.copy_out_around_holes(at, into);
+        } else {
             self.0.copy_out(at, into);
         }
     }
@@ -99,7 +101,7 @@ impl PeerMemory {
     }
 
     /// Copies bytes out of a page of which a word was read before, which is no hole then. Panics outside the mapping.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn copy_out_of_slot(&self, at: usize, into: &mut [u8]) {
         self.0.0.copy_out(at, into);
     }
@@ -449,24 +451,28 @@ mod mapped {
             unsafe { crate::copy::copy_out(from, into.as_mut_ptr(), into.len()) }
         }
 
-        /// Copies bytes out by a system call, if reading them through the mapping could take memory; false, and nothing
-        /// done, if not. Panics outside the mapping.
+        /// Whether pages may be missing that are not to be made by reading them.
         #[inline(always)]
-        pub(crate) fn copy_out_around_holes(&self, at: usize, into: &mut [u8]) -> bool {
-            self.keep.holes().is_some() && self.has_holes(at, into.len()) && self.read(at, into)
+        pub(crate) fn may_have_holes(&self) -> bool {
+            self.keep.holes().is_some()
         }
 
-        /// Whether pages of these bytes may be missing that are not to be made by reading them. Panics outside the mapping.
-        #[cold]
+        /// The same for these bytes. Panics outside the mapping.
         pub(crate) fn has_holes(&self, at: usize, bytes: usize) -> bool {
             let place = self.place(at, bytes);
             self.keep.holes().is_some_and(|holes| !holes.spare(place, bytes))
         }
 
+        /// Copies bytes out: by a system call where reading them through the mapping could take memory. Panics outside the
+        /// mapping.
         #[cold]
-        fn read(&self, at: usize, into: &mut [u8]) -> bool {
+        #[inline(never)]
+        pub(crate) fn copy_out_around_holes(&self, at: usize, into: &mut [u8]) {
+            let Some(holes) = self.keep.holes() else { return self.copy_out(at, into) };
             let place = self.place(at, into.len());
-            self.keep.holes().is_some_and(|holes| holes.read(place, into))
+            if holes.spare(place, into.len()) || !holes.read(place, into) {
+                self.copy_out(at, into);
+            }
         }
 
         /// Where bytes of this view are in the whole mapping.
@@ -604,9 +610,11 @@ mod modelled {
             }
         }
 
-        pub(crate) fn copy_out_around_holes(&self, _at: usize, _into: &mut [u8]) -> bool {
+        pub(crate) fn may_have_holes(&self) -> bool {
             false
         }
+
+        pub(crate) fn copy_out_around_holes(&self, _at: usize, _into: &mut [u8]) {}
 
         /// The kernel's futex: compares under a lock and sleeps; a wake-up that comes between is
         /// not lost, one that never comes is a deadlock that loom reports.
