@@ -2,53 +2,21 @@
 //!
 //! A process that reads such a page through its mapping takes memory for it. The kernel charges that memory to the control
 //! group of the reader, and frees it when the owner closes the memfd: a peer could have this process killed for want of
-//! memory, at no cost of its own. So what another user's process handed over is read through the mapping only where pages
-//! are known to exist, and by `pread`, which reads a hole as zeros and takes no memory for it, elsewhere.
+//! memory, at no cost of its own. So payloads that another user's process handed over are read by `pread`, which reads a
+//! hole as zeros and takes no memory for it. Where the holes are is not asked: the owner can hold the locks that
+//! `SEEK_HOLE` waits for, and has the right to hide what `mincore` tells.
 
-use rustix::fs::SeekFrom;
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, PoisonError};
 
-/// The pages of a peer's memfd, as far as they are known to exist.
+/// A peer's memfd that may have holes.
 #[derive(Debug)]
 pub(crate) struct Holes {
     fd: OwnedFd,
-    /// The seals keep everybody from giving pages back: a page that exists will exist as long as the memfd.
-    lasting: bool,
-    /// Ranges of bytes that lie in existing pages: end by begin, disjoint.
-    existing: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Holes {
-    pub(crate) fn of(fd: OwnedFd, lasting: bool) -> Holes {
-        Holes { fd, lasting, existing: Mutex::default() }
-    }
-
-    /// True if a read of these bytes through the mapping takes no memory, now or later.
-    pub(crate) fn spare(&self, at: usize, len: usize) -> bool {
-        let (at, end) = (at as u64, (at + len) as u64);
-        if !self.lasting {
-            return false;
-        }
-        let mut existing = self.existing.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = existing.range(..=at).next_back().map(|(begin, end)| (*begin, *end));
-        let before = before.filter(|(_, known)| *known >= at);
-        if before.is_some_and(|(_, known)| known >= end) {
-            return true;
-        }
-        // Only the result counts: the position is shared with the peer.
-        let Ok(hole) = rustix::fs::seek(&self.fd, SeekFrom::Hole(at)) else { return false };
-        if hole > at {
-            let begin = before.map_or(at, |(begin, _)| begin);
-            existing.retain(|other, _| !(begin..=hole).contains(other));
-            // A peer that leaves a hole behind each page fills this; it then costs a system call more.
-            if existing.len() >= RANGES_MAX {
-                existing.clear();
-            }
-            existing.insert(begin, hole);
-        }
-        hole >= end
+    pub(crate) fn of(fd: OwnedFd) -> Holes {
+        Holes { fd }
     }
 
     /// Copies bytes out by a system call, holes as zeros. False if the kernel does not.
@@ -65,12 +33,8 @@ impl Holes {
     }
 }
 
-/// Each takes some 50 bytes.
-const RANGES_MAX: usize = 4096;
-
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::allotment::Allotment;
     use crate::region::{Exported, OwnRegion, PeerRegion, Region, RegionKind, RemoteRegion, Tag};
     use std::os::fd::AsFd;
@@ -101,13 +65,10 @@ mod tests {
         }
         assert_eq!(pages(fd), 5);
         let memory = adopt(&fd, RegionKind::Registered).memory();
-        // Each range twice: before and after it is known.
         for (at, len) in [(PAGE, 3 * PAGE), (0, BYTES), (5 * PAGE + 7, 1), (10 * PAGE - 9, 20), (63 * PAGE, PAGE)] {
-            for _ in 0..2 {
-                let mut found = vec![99; len];
-                memory.copy_out(at, &mut found);
-                assert_eq!(found, &buffer[at..at + len], "{len} bytes at {at}");
-            }
+            let mut found = vec![99; len];
+            memory.copy_out(at, &mut found);
+            assert_eq!(found, &buffer[at..at + len], "{len} bytes at {at}");
         }
         // The comparison above took memory for the rest of its own region.
         let region = Region::create(BYTES, Tag(0)).unwrap();
@@ -118,6 +79,15 @@ mod tests {
         assert_eq!((found, pages(fd)), (vec![0; BYTES], 0));
         let part = crate::PeerBytes::new(memory, 8 * PAGE, 2 * PAGE).unwrap();
         assert_eq!((part.byte(PAGE), part.to_vec(), pages(fd)), (0, vec![0; 2 * PAGE], 0));
+    }
+
+    #[test]
+    fn a_region_that_is_refused_for_its_header_takes_none() {
+        let fd = crate::sys::memfd(BYTES).unwrap();
+        crate::sys::seal(&fd, crate::region::SEALS_OWN).unwrap();
+        let refused = PeerRegion::adopt(fd.try_clone().unwrap(), BYTES as u64, of_another_user());
+        assert!(matches!(refused, Err(crate::RegionError::WrongHeader)));
+        assert_eq!(pages(&fd), 0);
     }
 
     #[test]
@@ -144,7 +114,7 @@ mod tests {
         assert_eq!(found, [1, 2]);
         buffer[PAGE - 1] = 3;
         memory.copy_out(PAGE - 1, &mut found);
-        assert_eq!(found, [3, 2], "through the mapping");
+        assert_eq!(found, [3, 2]);
     }
 
     #[test]
@@ -161,28 +131,15 @@ mod tests {
     }
 
     #[test]
-    fn frozen_memory_with_holes_is_lent_where_it_has_none() {
+    fn frozen_memory_of_another_user_is_copied_and_not_lent() {
         let region = Region::create_freezable(BYTES, Tag(0)).unwrap();
         region.slice(0..PAGE).unwrap().fill(5);
         let frozen = region.freeze().unwrap();
         let remote = adopt(&frozen, RegionKind::Frozen);
-        assert_eq!(remote.frozen_bytes(0, PAGE), Some(&[5; PAGE][..]));
-        assert_eq!(remote.frozen_bytes(0, PAGE + 1), None);
+        assert_eq!(remote.frozen_bytes(0, PAGE), None);
+        let mut found = vec![9; BYTES];
+        remote.memory().copy_out(0, &mut found);
+        assert_eq!((&found[..PAGE], &found[PAGE..]), (&[5; PAGE][..], &[0; BYTES - PAGE][..]));
         assert_eq!(pages(&frozen), 1);
-    }
-
-    #[test]
-    fn ranges_that_are_known_stay_few() {
-        let region = Region::create(BYTES, Tag(0)).unwrap();
-        let mut buffer = region.slice(0..BYTES).unwrap();
-        (0..64).step_by(2).for_each(|page| buffer[page * PAGE] = 1);
-        let holes = Holes::of(region.descriptor().unwrap().try_clone_to_owned().unwrap(), true);
-        for page in 0..64 {
-            assert_eq!(holes.spare(page * PAGE, PAGE), page % 2 == 0, "page {page}");
-        }
-        assert_eq!(holes.existing.lock().unwrap().len(), 32);
-        (0..64).for_each(|page| buffer[page * PAGE] = 1);
-        assert!(holes.spare(0, BYTES));
-        assert_eq!(holes.existing.lock().unwrap().len(), 1, "they are one now");
     }
 }

@@ -451,26 +451,19 @@ mod mapped {
             unsafe { crate::copy::copy_out(from, into.as_mut_ptr(), into.len()) }
         }
 
-        /// Whether pages may be missing that are not to be made by reading them.
+        /// Whether pages may be missing that reading is not to make.
         #[inline(always)]
         pub(crate) fn may_have_holes(&self) -> bool {
             self.keep.holes().is_some()
         }
 
-        /// The same for these bytes. Panics outside the mapping.
-        pub(crate) fn has_holes(&self, at: usize, bytes: usize) -> bool {
-            let place = self.place(at, bytes);
-            self.keep.holes().is_some_and(|holes| !holes.spare(place, bytes))
-        }
-
-        /// Copies bytes out: by a system call where reading them through the mapping could take memory. Panics outside the
-        /// mapping.
+        /// Copies bytes out by a system call. Panics outside the mapping.
         #[cold]
         #[inline(never)]
         pub(crate) fn copy_out_around_holes(&self, at: usize, into: &mut [u8]) {
             let Some(holes) = self.keep.holes() else { return self.copy_out(at, into) };
             let place = self.place(at, into.len());
-            if holes.spare(place, into.len()) || !holes.read(place, into) {
+            if !holes.read(place, into) {
                 self.copy_out(at, into);
             }
         }

@@ -110,7 +110,7 @@ pub enum RegionError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u32);
 
-const SEALS_OWN: SealFlags =
+pub(crate) const SEALS_OWN: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 const SEALS_FROZEN: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
 pub(crate) const SEALS_EXPORTED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -206,9 +206,14 @@ impl PeerRegion {
         check_seals(&fd, bytes, SEALS_OWN)?;
         let mapping = Mapping::of_peer(fd, len, false, &limit)?;
         let memory = PeerMemory::of(View::new(Arc::new(mapping)));
+        let word64 = |at: usize| {
+            let mut bytes = [0; 8];
+            memory.copy_out(at, &mut bytes);
+            u64::from_ne_bytes(bytes)
+        };
         let header_good = len >= crate::layout::REGION_HEADER_BYTES
-            && memory.load64(0) == REGION_MAGIC
-            && memory.load32(REGION_VERSION_AT) == LAYOUT_VERSION;
+            && word64(0) == REGION_MAGIC
+            && word64(REGION_VERSION_AT) as u32 == LAYOUT_VERSION;
         if header_good { Ok(PeerRegion { memory }) } else { Err(RegionError::WrongHeader) }
     }
 
@@ -331,11 +336,11 @@ impl RemoteRegion {
         (self.kind == RegionKind::Exported).then_some(&self.memory)
     }
 
-    /// Bytes of a frozen region, as a slice: the seal guarantees that nobody can write them. None where another user's
-    /// region has holes, which are read by copying only.
+    /// Bytes of a frozen region, as a slice: the seal guarantees that nobody can write them. None for another
+    /// user's region, which may have holes and is read by copying only.
     pub fn frozen_bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let inside = offset.checked_add(len)? <= self.memory.len();
-        if self.kind != RegionKind::Frozen || !inside || self.memory.0.has_holes(offset, len) {
+        if self.kind != RegionKind::Frozen || !inside || self.memory.0.may_have_holes() {
             return None;
         }
         let pointer = self.memory.0.pointer(offset, len);

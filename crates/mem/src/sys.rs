@@ -74,12 +74,11 @@ impl Mapping {
         let share = allotment.take(len as u64)?;
         let mut mapping = Mapping::of(&fd, len, writable).map_err(RegionError::Map)?;
         mapping._share = share;
-        // Memory that peers may write is not sealed against writing, and so not against giving pages back.
-        mapping.holes = allotment.is_of_another_user().then(|| Holes::of(fd, !writable));
+        mapping.holes = allotment.is_of_another_user().then(|| Holes::of(fd));
         Ok(mapping)
     }
 
-    /// Present if pages of it may be missing that are not to be made by reading them.
+    /// Present if pages of it may be missing that reading is not to make.
     #[inline(always)]
     pub(crate) fn holes(&self) -> Option<&Holes> {
         self.holes.as_ref()

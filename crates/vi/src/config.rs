@@ -32,7 +32,7 @@ pub struct Config {
     pub payload_bytes_total_max: usize,
     /// The longest message.
     pub message_bytes_max: u64,
-    /// Regions that one peer may hand over.
+    /// Regions that one peer may hand over; 64 at most between users, where each costs a descriptor.
     pub peer_regions_max: usize,
     /// Users whose processes may be connected at once. Each costs a page for each completion queue. A process of a user
     /// that this user namespace does not map counts like a user; at most half of them may be such processes.

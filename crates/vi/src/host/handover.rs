@@ -265,6 +265,9 @@ impl Joining<'_> {
                 self.nic.introduce(made)?
             }
         };
+        if !peer.note_block(peer_block.offset()) {
+            return Err(Refusal::NoRoom.into());
+        }
         let page = match theirs.page {
             // It goes with the VI.
             Some(page) if half.own_page => page,

@@ -21,6 +21,10 @@ use crate::config::Config;
 const GRANULE: usize = 1024;
 /// Messages read from the socket at once: a peer that floods it must not keep us from the others.
 const NEWS_PER_LOOK: usize = 64;
+/// Regions that a process of another user may hand over.
+const REGIONS_OF_OTHERS_MAX: usize = 64;
+/// Places in which such a process may have blocks. An honest one uses places again.
+const BLOCKS_OF_OTHERS_MAX: usize = 1024;
 /// A peer that does not read its socket must not hold us up.
 const HANDOVER_TIMEOUT: Duration = Duration::ZERO;
 
@@ -76,6 +80,8 @@ pub(crate) struct Peer {
     leftovers: Mutex<Vec<Leftover>>,
     budget: Arc<PayloadBudget>,
     remote: RwLock<HashMap<u32, RemoteRegion>>,
+    /// Places of the other side's blocks, of a process of another user.
+    blocks: Mutex<HashSet<usize>>,
     given: Mutex<HashSet<u32>>,
     /// Pages of the other side's queues, by queue.
     pages: Mutex<HashMap<u64, BellPage>>,
@@ -133,6 +139,7 @@ impl Peer {
             leftovers: Mutex::default(),
             budget,
             remote: RwLock::default(),
+            blocks: Mutex::default(),
             given: Mutex::default(),
             pages: Mutex::default(),
             pages_given: Mutex::default(),
@@ -247,7 +254,7 @@ impl Peer {
         let kind = RegionKind::from_number(kind).ok_or(lie)?;
         let descriptor = descriptors.pop().ok_or(lie)?;
         // One too many is not taken; a message that names it will be a lie.
-        if remote.len() >= self.config.peer_regions_max {
+        if remote.len() >= self.regions_max() {
             return Ok(());
         }
         let limit = self.config.allotment(self.credentials.uid);
@@ -290,7 +297,7 @@ impl Peer {
             return Err(GrantError::NotConnected(Failure::PeerDied));
         }
         // The other side has a limit like ours.
-        let limit = self.config.peer_regions_max;
+        let limit = self.regions_max();
         if given.len() >= limit {
             return Err(GrantError::TooMany { limit });
         }
@@ -316,6 +323,26 @@ impl Peer {
     /// Lets the peer map an exported region for writing.
     pub(crate) fn give_exported(&self, region: &Exported) -> Result<(), GrantError> {
         self.give(region.id(), RegionKind::Exported, region.tag(), region.memory().len(), region.as_fd())
+    }
+
+    fn is_of_another_user(&self) -> bool {
+        self.credentials.uid != Some(rustix::process::geteuid().as_raw())
+    }
+
+    /// Regions that either side hands over. Between users each costs the other side a descriptor.
+    fn regions_max(&self) -> usize {
+        let most = self.config.peer_regions_max;
+        if self.is_of_another_user() { most.min(REGIONS_OF_OTHERS_MAX) } else { most }
+    }
+
+    /// Notes where the other side has a block. False if a process of another user has had blocks in too many places: pages
+    /// that it never wrote to take memory of this process's when their words are read, until it gives up its region.
+    pub(crate) fn note_block(&self, offset: usize) -> bool {
+        if !self.is_of_another_user() {
+            return true;
+        }
+        let mut blocks = lock(&self.blocks);
+        blocks.contains(&offset) || blocks.len() < BLOCKS_OF_OTHERS_MAX && blocks.insert(offset)
     }
 
     /// A block of our region, and whether its memory was never used.
