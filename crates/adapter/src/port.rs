@@ -785,7 +785,8 @@ fn await_bell<'a>(bell: &'a OwnedFd, others: impl IntoIterator<Item = (usize, Po
     if rustix::event::poll(&mut descriptors, left.as_ref()).is_err() {
         return 0;
     }
-    let readable = |descriptor: &PollFd<'_>| descriptor.revents().contains(PollFlags::IN);
+    // An error is news as well: it stays until it is received.
+    let readable = |descriptor: &PollFd<'_>| descriptor.revents().intersects(PollFlags::IN | PollFlags::ERR);
     if readable(&descriptors[0]) {
         hush(bell);
     }

@@ -36,11 +36,15 @@ impl RestoreWatch {
 
     /// Whether it happened since the last call. `notified` says that [`RestoreWatch::events`] is readable.
     pub(crate) fn was_restored(&mut self, notified: bool) -> bool {
-        let generation = notified && self.events.as_ref().is_some_and(has_new_generation);
-        if !generation && self.boot_read.elapsed() < BOOT_ID_EVERY {
+        let now = Instant::now();
+        // The clock of another boot may be behind.
+        let is_due = now.checked_duration_since(self.boot_read).is_none_or(|since| since >= BOOT_ID_EVERY);
+        // A thread that is busy sleeps on nothing.
+        let generation = (notified || is_due) && self.events.as_ref().is_some_and(has_new_generation);
+        if !generation && !is_due {
             return false;
         }
-        self.boot_read = Instant::now();
+        self.boot_read = now;
         let boot = boot_id();
         let other_boot = self.boot.is_some() && boot.is_some() && self.boot != boot;
         self.boot = boot.or(self.boot);

@@ -313,6 +313,8 @@ impl<S: Source, T: Sink> Endpoint<S, T> {
         self.stir();
         self.keys = keys;
         self.half_open.retain(|half| self.keys.accept(half.session.fingerprint()));
+        let fingerprint = self.fingerprint();
+        self.sessions.values_mut().for_each(|open| open.session.renew_with(fingerprint));
         let outdated = |greeting: &Greeting| !self.keys.accept(greeting.initiator.fingerprint());
         let outdated: Vec<u32> =
             self.greetings.iter().filter(|(_, greeting)| outdated(greeting)).map(|(number, _)| *number).collect();

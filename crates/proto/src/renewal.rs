@@ -43,8 +43,10 @@ type Message = [u8; MESSAGE_BYTES];
 pub(crate) struct Renewal {
     /// This end asks.
     calls: bool,
-    /// Since the last handshake, of [`crate::KEY_TICK`] each.
+    /// Since the question of the last handshake, of [`crate::KEY_TICK`] each.
     ticks: u32,
+    /// When the question of the one under way was asked or heard.
+    asked_at: u32,
     step: Step,
     /// The message of the present step is to be sent.
     is_due: bool,
@@ -71,7 +73,7 @@ pub(crate) enum Heard {
 
 impl Renewal {
     pub(crate) fn new(calls: bool) -> Renewal {
-        Renewal { calls, ticks: 0, step: Step::Resting, is_due: false, fingerprint: None }
+        Renewal { calls, ticks: 0, asked_at: 0, step: Step::Resting, is_due: false, fingerprint: None }
     }
 
     /// Time has passed.
@@ -107,7 +109,14 @@ impl Renewal {
         let mut handshake = noise_of(Role::Initiator, key, &ephemeral(entropy));
         let Some(question) = write(&mut handshake) else { return };
         self.step = Step::Asking { handshake: Box::new(handshake), question };
-        (self.is_due, self.fingerprint) = (true, Some(key.fingerprint()));
+        (self.is_due, self.fingerprint, self.asked_at) = (true, Some(key.fingerprint()), self.ticks);
+    }
+
+    /// The cluster key was changed: what was asked with another is asked anew.
+    pub(crate) fn call_with(&mut self, fingerprint: Option<Fingerprint>) {
+        if matches!(self.step, Step::Asking { .. }) && self.fingerprint != fingerprint {
+            (self.step, self.is_due) = (Step::Resting, false);
+        }
     }
 
     /// Answers the peer's question with the key that it was made with; nothing if that is none of these keys.
@@ -146,7 +155,7 @@ impl Renewal {
             if self.ticks < RENEW_TICKS / 2 {
                 return Heard::Nothing;
             }
-            self.step = Step::Asked { question: message };
+            (self.step, self.asked_at) = (Step::Asked { question: message }, self.ticks);
             return Heard::Question;
         }
         let Step::Asking { handshake, .. } = &mut self.step else { return Heard::Nothing };
@@ -159,13 +168,14 @@ impl Renewal {
             return Heard::Nothing;
         }
         let keys = secrets_of(handshake, Role::Initiator);
-        self.step = Step::Turning;
+        (self.step, self.is_due) = (Step::Turning, false);
         Heard::Keys(keys)
     }
 
-    /// The peer seals with the fresh keys: the handshake is over. The key that it was made with.
+    /// The peer seals with the fresh keys: the handshake is over. The key that it was made with. A peer that puts the end
+    /// off does not put the next one off with it.
     pub(crate) fn finish(&mut self) -> Option<Fingerprint> {
-        (self.step, self.ticks, self.is_due) = (Step::Resting, 0, false);
+        (self.step, self.ticks, self.is_due) = (Step::Resting, self.ticks - self.asked_at, false);
         self.fingerprint
     }
 }

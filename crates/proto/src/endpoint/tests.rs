@@ -510,7 +510,7 @@ fn about_every_hour_a_session_has_fresh_keys_and_goes_on() {
 }
 
 #[test]
-fn a_node_that_has_only_a_removed_key_is_out_within_an_hour() {
+fn a_node_that_has_only_a_removed_key_is_out_with_the_next_handshake() {
     // The listener drops the key that the session runs under: the caller asks with it, and is refused.
     let (mut net, ..) = talking(Keys::new(key(1)), Keys::new(key(2)).also_accepting(key(1)));
     let keys = Keys::new(key(2));
@@ -530,6 +530,23 @@ fn a_node_that_has_only_a_removed_key_is_out_within_an_hour() {
     net.run(HOUR_MS + 60_000);
     assert_eq!(fingerprints(&net), []);
     assert!(net.events.iter().all(|events| events.iter().any(ended)), "{:?}", net.events);
+}
+
+#[test]
+fn a_session_goes_on_whose_question_was_lost_while_the_key_was_changed() {
+    let (mut net, ours, theirs) = talking(Keys::new(key(1)), Keys::new(key(1)));
+    net.drops = Some(Kind::Renew);
+    net.run(HOUR_MS + 20_000);
+    for keys in [Keys::new(key(1)).also_accepting(key(2)), Keys::new(key(2)).also_accepting(key(1)), Keys::new(key(2))]
+    {
+        for end in [0, 1] {
+            net.ends[end].set_keys(net.now, keys.clone(), &mut net.entropy);
+        }
+    }
+    net.drops = None;
+    net.run(60_000);
+    assert_eq!(fingerprints(&net), [Some(key(2).fingerprint()); 2]);
+    keep_talking(&mut net, ours, theirs, 3, 20);
 }
 
 #[test]

@@ -56,6 +56,31 @@ fn what_is_lost_is_said_again_and_the_answer_to_the_same_question_is_the_same() 
 }
 
 #[test]
+fn a_question_with_a_key_that_was_changed_is_asked_anew() {
+    let mut entropy = SeededEntropy::new(5);
+    let (mut caller, ..) = asked(1, &mut entropy);
+    caller.call_with(Some(key(1).fingerprint()));
+    assert!(!caller.wants_key());
+    caller.tick();
+    caller.call_with(Some(key(2).fingerprint()));
+    assert!(caller.wants_key() && caller.take_due().is_none());
+}
+
+#[test]
+fn a_peer_that_puts_off_the_end_of_a_handshake_does_not_put_off_the_next() {
+    let mut entropy = SeededEntropy::new(6);
+    let (_, mut listener, question) = asked(1, &mut entropy);
+    listener.handle(Word::Question as u32, &question);
+    listener.answer(&Keys::new(key(1)), &mut entropy).expect("a key that is accepted");
+    (1..GRACE_TICKS).for_each(|_| listener.tick());
+    listener.finish();
+    (GRACE_TICKS..RENEW_TICKS + GRACE_TICKS).for_each(|_| listener.tick());
+    assert!(!listener.is_overdue());
+    listener.tick();
+    assert!(listener.is_overdue());
+}
+
+#[test]
 fn a_key_that_is_not_accepted_gets_no_answer() {
     let mut entropy = SeededEntropy::new(3);
     let (_, mut listener, question) = asked(1, &mut entropy);

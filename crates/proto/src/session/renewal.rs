@@ -3,7 +3,7 @@
 use super::{Cargo, Session};
 use crate::entropy::Entropy;
 use crate::header::{Header, Kind};
-use crate::key::{ClusterKey, Keys};
+use crate::key::{ClusterKey, Fingerprint, Keys};
 use crate::message::{Sink, Source};
 use crate::renewal::Heard;
 use std::time::Duration;
@@ -17,6 +17,11 @@ impl<S: Source, T: Sink> Session<S, T> {
     /// Begins a fresh handshake with this key.
     pub(crate) fn renew(&mut self, key: &ClusterKey, entropy: &mut dyn Entropy) {
         self.renewal.begin(key, entropy);
+    }
+
+    /// The cluster key that this side calls with was changed.
+    pub(crate) fn renew_with(&mut self, fingerprint: Option<Fingerprint>) {
+        self.renewal.call_with(fingerprint);
     }
 
     /// Answers the peer's question, or ends the session if the question was made with none of these keys.
