@@ -255,7 +255,10 @@ local function add_header(tree, tvb, kind, flags)
     end
     local control = tree:add(f.control_length, tvb(30, 1))
     if tvb(30, 1):uint() > CONTROL_MAX then malformed(control, "More than 128 control bytes") end
-    tree:add(f.epoch, tvb(31, 1))
+    local epoch = tree:add(f.epoch, tvb(31, 1))
+    if tvb(31, 1):uint() ~= 0 and not has(tvb(2, 1):uint(), SEALED) then
+        malformed(epoch, "Byte 31 is not 0 and the packet not sealed: packets like it are dropped")
+    end
     add_ack(tree, tvb)
     tree:add_le(f.credit, tvb(40, 4))
     tree:add_le(f.receive, tvb(44, 4))

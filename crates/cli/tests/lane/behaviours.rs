@@ -402,6 +402,8 @@ fn system_calls_by_an_instruction_after_libcs() {
 #[test]
 fn a_client_that_scribbles_on_the_locks_does_not_stop_the_server() {
     same("kernel", "scribbled", Expected);
+    let ground = Ground::new();
+    Scenario::new(&ground, "kernel", "scribbled").with("has-a-region").play(Way::Highwire, Way::Highwire);
 }
 
 #[test]

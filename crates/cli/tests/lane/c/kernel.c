@@ -283,7 +283,8 @@ static void scribbled_client(int port) {
     struct wire wire = client_end(connect_to(port), 0);
     ask_polling(&wire, ROUNDS);
     char *region = shared_region(), byte;
-    if (region == NULL && getenv("LD_PRELOAD") != NULL) {
+    /* With an argument both ends have lanes. */
+    if (region == NULL && argument_count > 4) {
         say("client has no region of lanes");
         _exit(1);
     }
