@@ -165,7 +165,7 @@ impl Scene {
             Step::Member { from, which, kind, changes } => self.go_on(*from, *which, *kind, changes),
             Step::Wait { ms } => {
                 self.now += Duration::from_millis(u64::from(*ms));
-                self.listener.handle_timeout(self.now);
+                self.listener.handle_timeout(self.now, &mut self.entropy);
                 self.look(None);
             }
         }
