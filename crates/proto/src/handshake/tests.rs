@@ -313,13 +313,19 @@ impl Entropy for Constant {
     }
 }
 
+/// The cluster key and the offers of both ends in the vector at the end of `docs/protocol/wire.md`.
+pub(crate) fn of_the_document() -> (ClusterKey, Offer, Offer) {
+    let key = ClusterKey::from_random(std::array::from_fn(|index| index as u8));
+    let ours = Offer { session: 7, message_bytes_max: 1 << 20, death_ms: 5_000, incarnation: 0x0102_0304_0506_0708 };
+    let theirs = Offer { session: 9, message_bytes_max: 1 << 16, death_ms: 4_000, incarnation: 0x1112_1314_1516_1718 };
+    (key, ours, theirs)
+}
+
 /// The vector at the end of `docs/protocol/wire.md`, made by an implementation in another language from that
 /// document alone.
 #[test]
 fn the_bytes_are_those_of_the_document() {
-    let key = ClusterKey::from_random(std::array::from_fn(|index| index as u8));
-    let ours = Offer { session: 7, message_bytes_max: 1 << 20, death_ms: 5_000, incarnation: 0x0102_0304_0506_0708 };
-    let theirs = Offer { session: 9, message_bytes_max: 1 << 16, death_ms: 4_000, incarnation: 0x1112_1314_1516_1718 };
+    let (key, ours, theirs) = of_the_document();
     let (initiator, hello) = Initiator::new(Some(&key), ours, &mut Constant(0x11)).unwrap();
     assert_eq!(hexadecimal(&hello[..136]), HELLO);
     assert!(hello[136..].iter().all(|byte| *byte == 0));

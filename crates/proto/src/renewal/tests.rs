@@ -1,7 +1,7 @@
 use super::*;
 use crate::entropy::SeededEntropy;
-use crate::handshake::tests::{Constant, hexadecimal};
-use crate::{Established, Header, Initiator, KeyLimits, Kind, Offer, respond};
+use crate::handshake::tests::{Constant, hexadecimal, of_the_document};
+use crate::{Established, Header, Initiator, KeyLimits, Kind, respond};
 
 fn key(byte: u8) -> ClusterKey {
     ClusterKey::from_random([byte; 32])
@@ -125,9 +125,7 @@ fn sealed(end: &mut Established, number: u64) -> String {
 /// What follows the vector of the handshake at the end of `docs/protocol/wire.md`.
 #[test]
 fn the_bytes_are_those_of_the_document() {
-    let key = ClusterKey::from_random(std::array::from_fn(|index| index as u8));
-    let ours = Offer { session: 7, message_bytes_max: 1 << 20, death_ms: 5_000, incarnation: 0x0102_0304_0506_0708 };
-    let theirs = Offer { session: 9, message_bytes_max: 1 << 16, death_ms: 4_000, incarnation: 0x1112_1314_1516_1718 };
+    let (key, ours, theirs) = of_the_document();
     let (initiator, hello) = Initiator::new(Some(&key), ours, &mut Constant(0x11)).unwrap();
     let keys = Keys::new(key.clone());
     let (mut far, welcome) = respond(&keys, &hello, theirs, &mut Constant(0x22)).unwrap();
